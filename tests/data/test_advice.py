@@ -148,7 +148,7 @@ def test_only_the_advice_is_demonstrated_in_text_and_natively():
         np.testing.assert_array_equal(demonstration.native.observation, episode.observations[step])
 
 
-def test_past_turns_are_what_the_policy_did():
+def test_past_turns_are_those_of_the_policy():
     reader = advised(LAKES, "constant")
     policy = TextPolicy(LanguageModelConfig(), PromptTemplate(response_format="direct", history=1), SamplingConfig())
     policy.connect(LAKES.codec)
@@ -158,7 +158,7 @@ def test_past_turns_are_what_the_policy_did():
     assert turns[1].response == codec.action_to_text(episode.advised_actions[1])
 
 
-def test_it_does_not_depend_on_the_number_of_environments():
+def test_results_do_not_depend_on_the_number_of_environments():
     one, other = advised(GOTO, num_envs=1), advised(GOTO, num_envs=4, dataset_id="lrl/advised-v1")
     for index in range(5):
         first, second = one.episode(index), other.episode(index)
@@ -206,12 +206,12 @@ def test_actions_that_an_advisor_would_not_take_are_never_imitated(reader):
         READERS[reader]()
 
 
-def test_an_advisor_that_reads_what_is_not_shown_is_refused():
+def test_an_advisor_that_reads_what_is_not_shown_raises():
     with pytest.raises(ValueError, match="advisor is expert, but policy acts natively"):
         advised(POLE, network(POLE))
 
 
-def test_an_advisor_that_responds_in_text_is_refused():
+def test_an_advisor_that_responds_in_text_raises():
     with pytest.raises(ValueError, match="advisor is a TextPolicy, which responds in text"):
         advised(LAKES, advisor=text_policy(LAKES))
 
@@ -239,7 +239,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_options_that_make_no_advice_are_one_sentence(said, capsys):
+def test_options_that_make_no_advice_raise_one_sentence(said, capsys):
     with pytest.raises(SystemExit):
         main("collect", ["--env_id=CartPole-v1", f"--dataset_id={NAME}", *REFUSED[said]])
     error = capsys.readouterr().err.strip()
@@ -247,7 +247,7 @@ def test_options_that_make_no_advice_are_one_sentence(said, capsys):
     assert not dataset_path(NAME).exists()
 
 
-def test_an_advisor_that_reads_other_numbers_than_are_shown_is_refused(tmp_path):
+def test_an_advisor_that_reads_other_numbers_than_are_shown_raises(tmp_path):
     trained = {"id": "CartPole-v1", "numbers": {"kind": "integers"}}
     head = {"class_path": "HeadPolicy", "init_args": {"language_model": {"name": "assets/tiny-lm"}}}
     save_run(tmp_path / "run", head_policy(), trained, head)
@@ -330,7 +330,7 @@ def test_held_out_episodes_are_looked_for_in_every_source():
         ConcatDemonstrations([MinariDemonstrations("lrl/own-v0", split="all")]).check_held_out(source)
 
 
-def test_no_sources_are_refused():
+def test_no_sources_raise():
     with pytest.raises(ValueError, match=r"demonstrations.sources is \[\]"):
         ConcatDemonstrations([])
 

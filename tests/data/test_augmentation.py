@@ -62,7 +62,7 @@ def test_an_augmented_episode_differs_only_in_names(name):
         assert not set(found) & HELD_OUT
 
 
-def test_mission_and_view_are_renamed_alike():
+def test_mission_and_view_are_renamed_consistently():
     observations, actions = episode("Pickup", 3)
     thing = " ".join(observations[0]["mission"].split()[-2:])
     changed, _ = BabyAISymmetry(mirror=False).augment(observations, actions, np.random.default_rng(1))
@@ -111,7 +111,7 @@ def noise(deviation, env="HalfCheetah-v5"):
     return made
 
 
-def test_noise_is_on_the_actions_alone_with_the_deviation_that_is_asked_for():
+def test_noise_is_on_the_actions_alone_with_the_deviation_that_is_configured():
     observations = [np.full(3, float(step), dtype=np.float32) for step in range(4000)]
     actions = [np.full(6, 0.25, dtype=np.float32)] * 4001  # the last one was advised
     seen, changed = noise(0.03).augment(observations, actions, np.random.default_rng(0))

@@ -67,7 +67,7 @@ def test_a_checkpoint_of_a_network_is_recorded_in_native_observations_and_action
     native.close()
 
 
-def test_what_is_recorded_is_what_the_environment_gives_for_the_recorded_actions(collected):
+def test_replaying_recorded_actions_gives_the_recorded_rewards_and_ends(collected):
     env, native = collected[0], collected[0].make_native()
     dataset = minari.load_dataset("lrl/network-v0")
     assert dataset.total_episodes == 3
@@ -83,7 +83,7 @@ def test_what_is_recorded_is_what_the_environment_gives_for_the_recorded_actions
     native.close()
 
 
-def test_what_is_recorded_is_clipped_and_not_normalised(collected):
+def test_recorded_actions_are_clipped_and_not_normalised(collected):
     env, policy, *_ = collected
     episode = DatasetReader("lrl/network-v0").episode(0)
     raw = policy._tensor(episode.observations)
@@ -160,7 +160,7 @@ def test_a_run_plays_where_it_was_trained_unless_an_environment_is_named(dataset
         (["--policy", "nowhere"], "--policy is 'nowhere'; it must be random, constant, expert, a checkpoint or a run"),
     ],
 )
-def test_an_environment_that_is_not_known_is_one_sentence(datasets, capsys, arguments, said):
+def test_an_environment_that_is_not_known_raises_one_sentence(datasets, capsys, arguments, said):
     with pytest.raises(SystemExit) as end:
         main("collect", [*arguments, "--dataset_id", "lrl/none-v0"])
     assert end.value.code == 2 and said in capsys.readouterr().err

@@ -73,7 +73,7 @@ ROUND_TRIPS = [
 
 @pytest.mark.parametrize("precision", [0, 3, 15])
 @pytest.mark.parametrize(("space", "values"), ROUND_TRIPS, ids=[str(space)[:20] for space, _ in ROUND_TRIPS])
-def test_what_is_written_is_read_and_not_changed(tmp_path, monkeypatch, space, values, precision):
+def test_a_data_set_written_as_jsonl_is_read_unchanged(tmp_path, monkeypatch, space, values, precision):
     """Large numbers and texts that hold numbers, blanks, line breaks or tags, as observation and as action."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env, steps = SpacesOnly(space, space, NumberFormat(precision=precision)), len(values)

@@ -185,7 +185,7 @@ def test_a_larger_number_of_episodes_adds_to_the_same_episodes(model, datasets):
         assert len(taken) == rows and list(taken) == whole[:rows]
 
 
-def test_only_episodes_with_a_return_are_used_if_that_is_asked_for(model, datasets):
+def test_only_episodes_with_a_return_are_used_on_request(model, datasets):
     stored = minari.load_dataset("lrl/pendulum-v0")
     returns = np.array([episode.rewards.sum() for episode in stored])
     median = float(np.median(returns))
@@ -534,7 +534,7 @@ def test_errors_come_before_a_model_is_loaded(model, datasets, tmp_path):
             lrl.train(sft, data, max_epochs=1, accelerator="cpu")
 
 
-def test_without_network_nobody_waits(datasets, monkeypatch, capfd, caplog):
+def test_a_download_without_network_does_not_wait(datasets, monkeypatch, capfd, caplog):
     monkeypatch.setattr(minari_reader, "_check_hub", CHECK_HUB)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     started = time.perf_counter()

@@ -179,7 +179,7 @@ def test_episodes_are_kept_as_columns_within_a_number_of_bytes(datasets, monkeyp
         ({"dataset_id": "lrl/none-v0"}, "dataset_id is 'lrl/none-v0', which is neither in"),
     ],
 )
-def test_what_is_wrong_is_named(datasets, settings, complaint):
+def test_invalid_settings_of_rows_raise_one_sentence(datasets, settings, complaint):
     with pytest.raises(ValueError, match=complaint):
         rows_of(**settings)
 

@@ -80,7 +80,7 @@ class Remembering(FixedActor):
         return 1.0
 
 
-def test_what_is_kept_is_what_the_native_environment_gave():
+def test_native_observations_and_actions_are_stored():
     gather(policy="random")
     dataset = minari.load_dataset("lrl/test-v0")
     env = gym.make("lrl/FrozenLakeRandomMaps-v0")
@@ -124,7 +124,7 @@ def test_a_random_action_stands_in_the_history_that_a_language_model_reads():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_that_is_none_is_one_sentence(share):
+def test_an_invalid_share_raises_one_sentence(share):
     with pytest.raises(ValueError, match="random_share is"):
         gather(random_share=share)
 
@@ -162,7 +162,7 @@ def test_the_metadata_say_who_played_and_how_well():
     assert minari.load_dataset("lrl/test-v0").recover_environment().spec.kwargs["is_slippery"] is False
 
 
-def test_only_what_succeeded_is_kept_if_that_is_asked_for():
+def test_only_successful_episodes_are_kept_on_request():
     lake = GymnasiumEnvs("FrozenLake-v1")
     collected = gather(lake, episodes=12, num_envs=4, successful_only=True)
     wins = int(collected.results.successes.sum())
@@ -173,7 +173,7 @@ def test_only_what_succeeded_is_kept_if_that_is_asked_for():
     assert seeds == (3 + np.flatnonzero(collected.results.successes)).tolist()
 
 
-def test_answers_that_are_no_action_are_not_kept():
+def test_invalid_responses_are_not_kept():
     lake = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}, max_episode_steps=3)
     policy = Stubborn(nonsense=2)
     policy.connect(lake.codec)
@@ -194,7 +194,7 @@ def test_an_episode_that_ends_by_its_illegal_answers_is_cut_where_they_began():
     assert not episode.terminations.any()
 
 
-def test_nothing_to_keep_is_one_sentence_and_leaves_nothing_behind(datasets):
+def test_nothing_to_keep_raises_one_sentence_and_leaves_nothing_behind(datasets):
     policy = Stubborn(nonsense=99)
     policy.connect(LAKES.codec)
     with pytest.raises(ValueError, match=r"episodes is 2, none of which can be written: 0 were successful and 0 had"):
@@ -363,7 +363,7 @@ def test_an_environment_whose_registration_cannot_be_written_is_collected_all_th
     json.dumps(minari.load_dataset("lrl/test-v0").storage.metadata["lrl"])
 
 
-def test_a_space_that_minari_cannot_store_is_one_sentence_and_leaves_nothing_behind(datasets):
+def test_a_space_that_minari_cannot_store_raises_one_sentence_and_leaves_nothing_behind(datasets):
     with pytest.raises(ValueError, match="observation space of 'lrl/test-v0' is .*OddSpace.*, which Minari cannot st"):
         DatasetWriter("lrl/test-v0", OddSpace(), gym.spaces.Discrete(2), None)
     assert not list(datasets.glob("*"))
@@ -387,7 +387,7 @@ def test_a_full_disk_leaves_the_former_json_lines_as_they_were(datasets, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["noversion", "", "a b-v0", "../-v0"])
-def test_a_name_that_minari_cannot_read_is_one_sentence(name):
+def test_a_name_that_minari_cannot_read_raises_one_sentence(name):
     with pytest.raises(ValueError, match="dataset_id is .*; it must be like"):
         gather(dataset_id=name)
 
@@ -401,7 +401,7 @@ def test_a_data_set_is_never_written_over():
 @pytest.mark.parametrize(
     ("id", "kwargs"), [("CartPole-v1", {}), ("Pendulum-v1", {}), ("lrl/BabyAI-GoToLocal-v0", {}), ("Blackjack-v1", {})]
 )
-def test_any_space_comes_back_as_it_was(id, kwargs, monkeypatch):
+def test_samples_of_any_space_are_read_unchanged(id, kwargs, monkeypatch):
     env, seen, acted = GymnasiumEnvs(id, kwargs, max_episode_steps=6), [], []
     step = TextEnv.step
 

@@ -124,7 +124,7 @@ def test_inside_a_collection_what_is_left_of_it_is_saved(tmp_path):
         assert numbers(ours) == numbers(theirs) and torch.equal(ours.inputs["prompt_ids"], theirs.inputs["prompt_ids"])
 
 
-def test_what_two_ranks_collected_is_not_resumed_by_one():
+def test_a_collection_of_two_ranks_is_not_resumed_by_one():
     state = filled().state_dict()
     state["batches"] = state["batches"] * 2
     with pytest.raises(ValueError, match="during a collection by 2 ranks, and this run has 1.*with 2 ranks"):
@@ -137,13 +137,13 @@ def test_an_empty_buffer_says_what_is_missing():
 
 
 @pytest.mark.parametrize("name", ["num_groups", "group_size", "num_epochs", "num_minibatches"])
-def test_impossible_sizes_are_refused_by_name(name):
+def test_impossible_sizes_raise_their_name(name):
     with pytest.raises(ValueError, match=f"data.{name} is 0; it must be at least 1"):
         data(**{name: 0})
 
 
 @pytest.mark.parametrize("name", ["num_envs", "num_groups"])
-def test_what_two_devices_cannot_share_is_named_as_it_was_given(name):
+def test_sizes_that_two_devices_cannot_share_raise_their_key(name):
     five = made(RolloutDataModule, GymnasiumEnvs("FrozenLake-v1"), **{name: 5})
     with pytest.raises(ValueError, match=f"data.{name} is 5; it must be a multiple of the 2 devices"):
         VectorEnvRollouts().setup(SimpleNamespace(datamodule=five, world_size=2), None, "fit")

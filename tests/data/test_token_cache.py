@@ -105,7 +105,7 @@ def test_a_second_run_encodes_a_few_demonstrations_only(model, dataset, tmp_path
     ],
     ids=["system", "response_format", "numbers", "num_rows", "seed", "max_prompt_tokens"],
 )
-def test_whatever_changes_the_tokens_makes_new_files(model, dataset, tmp_path, monkeypatch, change):
+def test_every_change_of_tokens_writes_new_files(model, dataset, tmp_path, monkeypatch, change):
     def make(prompt=None, env=PENDULUM, source=None, max_prompt_tokens=1024):
         monkeypatch.setattr(model.trunk, "max_prompt_tokens", max_prompt_tokens)
         demonstrations = MinariDemonstrations(dataset, **{"split": "all"} | (source or {}))

@@ -171,7 +171,7 @@ def test_ranks_share_the_held_out_rows():
         ({"rewards": [1.0, 2.0, np.nan, 0.0, 0.0]}, {}, "split holds numbers that are not finite"),
     ],
 )
-def test_what_cannot_teach_a_reward_is_one_sentence(given, settings, sentence):
+def test_data_sets_that_a_reward_model_cannot_learn_from_raise_one_sentence(given, settings, sentence):
     write(**given)
     with pytest.raises(ValueError, match=sentence) as caught:
         loaded(**settings)
@@ -194,7 +194,7 @@ def test_a_setting_out_of_range_is_named(settings, sentence):
         TransitionsDataModule(**{"dataset_id": "lrl/numbers-v0"} | settings)
 
 
-def test_testing_without_a_test_split_is_one_sentence():
+def test_testing_without_a_test_split_raises_one_sentence():
     write()
     with pytest.raises(ValueError, match="data.test_share is 0; it must be positive for lrl test"):
         loaded(test_share=0).rows("test")

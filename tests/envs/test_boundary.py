@@ -319,7 +319,7 @@ def test_odd_environments_are_played(odd, name, text, caplog):
 
 @pytest.mark.parametrize("text", [True, False], ids=["text", "native"])
 @pytest.mark.parametrize("name", [*REFUSED, *KINDS])
-def test_what_cannot_be_used_is_refused_in_one_sentence(odd, name, text):
+def test_an_invalid_result_of_an_environment_raises_one_sentence(odd, name, text):
     if name in REFUSED:
         kind, (kwargs, step, problem) = OddEnv, REFUSED[name]
     else:
@@ -332,12 +332,12 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(odd, name, text):
     assert sentence.endswith(".") and "\n" not in sentence
 
 
-def test_a_space_that_changes_between_episodes_is_refused(odd):
+def test_a_space_that_changes_between_episodes_raises(odd):
     with pytest.raises(EnvironmentFailedError, match=r"seed 6, step 0\): observation has shape \(3,\); it must"):
         play(odd(ChangingInReset), text=False, num_envs=1)
 
 
-def test_copies_with_different_spaces_are_refused(odd):
+def test_copies_with_different_spaces_raise(odd):
     ChangingSpace.made = 0
     with pytest.raises(ValueError, match="whose copies have different spaces"):
         play(odd(ChangingSpace), text=False)
@@ -377,7 +377,7 @@ CREATED = {
 
 
 @pytest.mark.parametrize("name", CREATED)
-def test_an_environment_that_cannot_be_created_is_one_sentence(odd, name):
+def test_an_environment_that_cannot_be_created_raises_one_sentence(odd, name):
     """All but TypeError, KeyError and ValueError were tracebacks."""
     error, problem = CREATED[name]
 
@@ -391,7 +391,7 @@ def test_an_environment_that_cannot_be_created_is_one_sentence(odd, name):
         envs.make(1, None)
 
 
-def test_a_discrete_space_that_is_too_large_to_be_named_is_refused(odd):
+def test_a_discrete_space_that_is_too_large_to_be_named_raises(odd):
     """Naming all elements took all memory."""
     envs = odd(kwargs={"space": spaces.Discrete(2**60)})
     with pytest.raises(ValueError, match=f"env is '{envs.id}': .*1152921504606846976 elements; .* at most 1000000"):
@@ -440,7 +440,7 @@ def test_an_idle_copy_is_neither_reset_nor_stepped():
 @pytest.mark.parametrize(
     ("limit", "settings", "told"), [(None, {}, 1), (9, {}, 0), (None, {"max_episode_steps": 9}, 0)]
 )
-def test_an_environment_without_time_limit_is_told_at_start(odd, caplog, limit, settings, told):
+def test_an_environment_without_time_limit_logs_a_warning(odd, caplog, limit, settings, told):
     envs = odd(limit=limit, **settings)
     for _ in range(2):
         envs.make(1, None).close()

@@ -112,7 +112,7 @@ class Locked(gym.Env):
 
 
 @pytest.mark.parametrize("argument", [threading.Lock(), pytest.param(None, marks=pytest.mark.slow)])
-def test_an_environment_that_cannot_be_created_in_a_process_is_one_sentence(argument):
+def test_an_environment_that_cannot_be_created_in_a_process_raises_one_sentence(argument):
     """Pickle raised TypeError, and an environment that is registered here only ConnectionResetError or EOFError."""
     gym.register("test/Locked-v0", entry_point=lambda **kwargs: Locked(**kwargs), max_episode_steps=9)
     envs = GymnasiumEnvs("test/Locked-v0", {"lock": argument}, vectorization="async")

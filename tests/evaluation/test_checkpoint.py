@@ -78,7 +78,7 @@ def test_a_run_directory_loads_its_last_checkpoint(tmp_path: Path, tiny_model: s
 
 
 @pytest.mark.slow
-def test_merged_adapters_play_alike(tmp_path: Path, tiny_model: str) -> None:
+def test_merged_adapters_act_identically(tmp_path: Path, tiny_model: str) -> None:
     write_checkpoint(tmp_path, tiny_model, lora=True)
     plain, merged = load_policy(tmp_path), load_policy(tmp_path)
     merge_adapters_of(merged.policy, "run")

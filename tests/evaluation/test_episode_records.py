@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", ["random", "expert"])
 @pytest.mark.parametrize("id", ["FrozenLake-v1", "CartPole-v1"])
-def test_it_is_the_episode_that_was_evaluated(name, id):
+def test_the_watched_episode_is_the_evaluated_one(name, id):
     loaded = load_baseline(name, GymnasiumEnvs(id))
     results = evaluate_policy(loaded.policy, loaded.env_factory, 6, SEED, 4)
     for index in (0, 5):
@@ -55,7 +55,7 @@ class Stubborn(FixedActor):
         return ["SIDEWAYS" if keys.turn[0] % 2 else " down "]
 
 
-def test_what_was_not_understood_is_told_with_its_reason():
+def test_a_watched_turn_shows_the_reason_of_an_invalid_response():
     envs = GymnasiumEnvs("FrozenLake-v1", invalid_penalty=-0.5)
     policy = Stubborn("direct")
     policy.connect(envs.codec)
@@ -95,7 +95,7 @@ class NoEnvs(EnvFactory):
         raise AssertionError("nothing is made that cannot be drawn")
 
 
-def test_what_cannot_be_drawn_says_so():
+def test_environments_that_cannot_be_rendered_raise_one_sentence():
     loaded = load_baseline("random", GymnasiumEnvs("FrozenLake-v1"))
     with pytest.raises(ValueError, match="as sketch; its render modes are human, ansi, rgb_array"):
         next(watch_episode(loaded.policy, loaded.env_factory, 0, SEED, render_mode="sketch"))

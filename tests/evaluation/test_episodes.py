@@ -119,7 +119,7 @@ def test_random_walks_succeed_as_often_as_the_exact_figure_says() -> None:
     assert lower < 0.0140 < upper  # propagated through the transition table for 100 steps
 
 
-def test_progress_is_told_once_for_each_episode() -> None:
+def test_progress_is_reported_once_per_episode() -> None:
     told: list[None] = []
     random_walk(7, on_episode=lambda: told.append(None))
     assert len(told) == 40
@@ -162,7 +162,7 @@ class Reader(FixedActor):
 
 
 @pytest.mark.parametrize("remembers", [False, True])
-def test_a_greedy_policy_is_asked_each_question_once_and_plays_the_same(remembers: bool) -> None:
+def test_a_greedy_policy_is_queried_once_per_prompt_with_the_same_results(remembers: bool) -> None:
     def play(temperature: float) -> tuple[EpisodeResults, list[tuple[str, History]]]:
         policy, envs = Reader(remembers), GymnasiumEnvs("FrozenLake-v1")
         policy.connect(envs.codec)

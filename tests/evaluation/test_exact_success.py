@@ -40,7 +40,7 @@ def test_frequencies_of_random_answers_give_the_random_walk() -> None:
     assert exact.success[0] == pytest.approx(0.0139, abs=0.006)
 
 
-def test_a_policy_that_is_trained_on_a_served_lake_is_evaluated_alike() -> None:
+def test_a_policy_trained_on_a_served_lake_is_evaluated_like_any_other() -> None:
     """Its codec knows the texts of the server alone."""
     policy = RandomActor()
     policy.connect(OpenEnvCodec(LAKE.codec.description, action_schema(LAKE.codec)))

@@ -19,7 +19,7 @@ MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 FROZEN_LAKE, BABYAI = "assets/rephrased/frozen_lake.yaml", "assets/rephrased/babyai.yaml"
 
 
-def test_nothing_changes_without_other_words():
+def test_an_empty_phrasing_changes_nothing():
     plain = FrozenLakeCodec()
     same = RephrasedCodec(plain, Phrasing())
     assert same.description == plain.description and same.action_texts == plain.action_texts
@@ -76,7 +76,7 @@ def test_the_phrasings_that_ship_differ_from_the_original_and_keep_every_action(
         (Phrasing(observations={"(": ""}), "which is no regular expression"),
     ],
 )
-def test_phrasings_that_do_not_fit_are_refused(phrasing, message):
+def test_phrasings_that_do_not_fit_raise(phrasing, message):
     with pytest.raises(ValueError, match=message):
         RephrasedCodec(FrozenLakeCodec(), phrasing)
 
@@ -85,7 +85,7 @@ def test_phrasings_that_do_not_fit_are_refused(phrasing, message):
     ("content", "message"),
     [("[a]", "must map names"), ("a: {word: b}", "a has 'word'; it must be one of description"), ("a: b", "a has 'b'")],
 )
-def test_files_that_are_no_phrasings_are_refused(tmp_path, content, message):
+def test_files_that_are_no_phrasings_raise(tmp_path, content, message):
     (tmp_path / "a.yaml").write_text(content)
     with pytest.raises(ValueError, match=message):
         read_phrasings(str(tmp_path / "a.yaml"))

@@ -49,7 +49,7 @@ def test_ranks_are_reduced_by_sums_also_where_one_played_nothing():
     assert {name: float(value) for name, value in ranks[2].compute().items()} == pytest.approx(FIGURES)
 
 
-def test_where_the_environment_judges_no_episode_there_is_no_success_rate():
+def test_without_reported_success_there_is_no_success_rate():
     unjudged = replace(results(*PLAYED), has_success=False)
     assert unjudged.means() == pytest.approx({k: v for k, v in FIGURES.items() if k != "success_rate"})
     assert set(unjudged.intervals()) == set(unjudged.means())
