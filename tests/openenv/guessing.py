@@ -1,4 +1,4 @@
-"""A game with the interface of OpenEnv's own environments, which are pydantic models and an object."""
+"""Game with the interface of OpenEnv's environments: an object, and pydantic models of its messages."""
 
 import random
 import typing
@@ -7,7 +7,7 @@ import pydantic
 
 
 class GuessAction(pydantic.BaseModel):
-    """Action: a guess."""
+    """Action of the game: a guess."""
 
     model_config = {"extra": "forbid"}
     guess: int = pydantic.Field(ge=0, le=9)
@@ -15,7 +15,7 @@ class GuessAction(pydantic.BaseModel):
 
 
 class GuessObservation(pydantic.BaseModel):
-    """Observation: a hint."""
+    """Observation of the game: a hint."""
 
     done: bool = False
     reward: float | None = None
@@ -24,7 +24,7 @@ class GuessObservation(pydantic.BaseModel):
 
 
 class GuessingGame:
-    """The number is that of the seed; the fourth guess is the last one."""
+    """Game in which the seed determines the number, and the fourth guess is the last one."""
 
     def __init__(self, top: int = 9):
         self.top, self.closed = top, False
@@ -47,7 +47,7 @@ class GuessingGame:
 
 
 class Untyped(GuessingGame):
-    """A game whose step does not say what an action is."""
+    """Game whose ``step`` has no type of its action."""
 
     def step(self, action, timeout_s=None):
         return super().step(action)

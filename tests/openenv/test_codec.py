@@ -9,7 +9,7 @@ METADATA = {"type": "object", "description": "Additional metadata for the action
 
 
 def codec(properties, required=None, description="A game", observation_field=None, definitions=None, **action):
-    """A codec of a schema that looks like pydantic's."""
+    """Return a codec of a schema in the format of pydantic."""
     required = list(properties) if required is None else required
     schema = {"properties": {"metadata": METADATA, **properties}, "required": required, "$defs": definitions or {}}
     return OpenEnvCodec(description, schema, OpenEnvAction(**action), observation_field)
@@ -30,7 +30,7 @@ def codec(properties, required=None, description="A game", observation_field=Non
         ({"$ref": "#/$defs/Move"}, "1", 1),
     ],
 )
-def test_a_text_fills_the_only_field(schema, text, value):
+def test_a_text_is_the_value_of_the_only_field(schema, text, value):
     one = codec({"move": schema}, definitions={"Move": {"enum": [0, 1]}})
     assert one.text_to_action(text) == {"move": value}
     assert one.text_to_action(one.action_to_text({"move": value})) == {"move": value}
@@ -53,7 +53,7 @@ def test_a_text_that_does_not_fit_is_invalid(schema, text, reason):
         codec({"move": schema}).text_to_action(text)
 
 
-def test_the_required_field_is_filled_and_optional_ones_are_left_out():
+def test_a_text_is_the_value_of_the_required_field_without_optional_ones():
     one = codec({"move": {"type": "string"}, "speed": {"type": "number", "default": 1}}, ["move"])
     assert one.text_to_action("go") == {"move": "go"}
 
@@ -73,7 +73,7 @@ def test_several_required_fields_are_a_json_object():
             one.text_to_action(text)
 
 
-def test_settings_say_what_the_schema_does_not():
+def test_settings_complete_the_schema():
     properties = {"action_id": {"type": "integer"}, "game": {"type": "string"}}
     one = codec(properties, field="action_id", constants={"game": "catch"}, names={"LEFT": 0, "RIGHT": 2})
     assert one.action_texts == ("LEFT", "RIGHT")
@@ -91,7 +91,7 @@ def test_a_field_that_does_not_exist_raises(settings, key):
         codec({"move": {"type": "string"}}, **settings)
 
 
-def test_actions_are_described_unless_the_environment_does():
+def test_actions_are_described_unless_the_environment_describes_them():
     moves = {"move": {"enum": ["up", "down"]}}
     assert codec(moves).description == "A game. Actions: up, down."
     assert codec(moves, description="Go up or down.").description == "Go up or down."
@@ -99,7 +99,7 @@ def test_actions_are_described_unless_the_environment_does():
     assert codec({"move": {"type": "string", "description": "a move"}}).description == "A game. Actions: a move."
 
 
-def test_observations_are_their_only_field_or_a_line_for_each():
+def test_an_observation_is_its_only_field_or_a_line_for_each_field():
     one = codec({"move": {"type": "string"}})
     assert one.observation_to_text({"text": "a wall", "reward": 1.0, "done": False, "metadata": {}}) == "a wall"
     assert one.observation_to_text({"text": None, "board": [1, 2], "hint": "é"}) == "board: [1, 2]\nhint: é"
@@ -109,7 +109,7 @@ def test_observations_are_their_only_field_or_a_line_for_each():
         chosen.observation_to_text({"hint": ""})
 
 
-def test_random_and_default_actions_where_there_are_any():
+def test_random_and_default_actions_of_a_schema():
     bounded = codec({"force": {"type": "number", "minimum": -2, "maximum": 2}})
     assert [bounded.random_action_text(u) for u in (0.0, 0.5, 0.75)] == ["-2.0", "0.0", "1.0"]
     wide = codec({"bet": {"type": "integer", "minimum": 1, "maximum": 1000}})

@@ -1,4 +1,4 @@
-"""Tests that episodes over the wire are those of the same environment in this process."""
+"""Tests that episodes over the wire equal those of the same environment in this process."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ BABYAI = "lrl/BabyAI-GoToLocal-v0"
 
 
 def walk(envs, texts, response_format, steps=60, noise=False):
-    """Play random actions in three environments, one response in ten being invalid; what each turn returned."""
+    """Play random actions in three environments, with one invalid response in ten, and return all results."""
     rng, trace = np.random.default_rng(0), []
     if noise:
         envs.set_attr("noise_seed", [7, 8, 9])
@@ -33,7 +33,7 @@ def walk(envs, texts, response_format, steps=60, noise=False):
 
 
 def rendered(rng, texts, response_format):
-    """A response that is mostly valid."""
+    """Return a response that is mostly valid."""
     text = "dance" if rng.random() < 0.1 else texts[rng.integers(len(texts))]
     if response_format == "direct" or rng.random() < 0.05:
         return text
@@ -41,7 +41,7 @@ def rendered(rng, texts, response_format):
 
 
 def both(here, response_format, texts=None, **walking):
-    """Traces in this process and over the wire."""
+    """Return the results in this process and over the wire."""
     with serving(here) as url:
         there = OpenEnvEnvs(url, max_invalid=here.max_invalid, invalid_penalty=here.invalid_penalty)
         assert there.codec.description == here.codec.description
@@ -56,7 +56,7 @@ def both(here, response_format, texts=None, **walking):
 
 @pytest.mark.parametrize("response_format", ["direct", "think_answer"])
 @pytest.mark.parametrize("id", ["FrozenLake-v1", BABYAI])
-def test_episodes_are_those_of_the_environment_in_this_process(id, response_format):
+def test_episodes_over_the_wire_equal_those_in_this_process(id, response_format):
     here, there = both(GymnasiumEnvs(id, max_invalid=2), response_format)
     assert here == there
     ends = [turn for turn in here[1:] if len(turn) == 7]
@@ -69,13 +69,13 @@ def test_a_time_limit_of_the_server_truncates():
     assert any(any(turn[3]) for turn in here if len(turn) == 7)
 
 
-def test_the_noise_of_a_group_is_reseeded_over_the_wire():
+def test_the_noise_seed_of_a_group_is_sent_over_the_wire():
     here, there = both(GymnasiumEnvs("FrozenLake-v1"), "direct", noise=True)
     assert here == there
     assert here != both(GymnasiumEnvs("FrozenLake-v1"), "direct")[0]
 
 
-def test_actions_that_only_the_server_can_read_follow_the_same_rule():
+def test_actions_that_only_the_server_can_parse_follow_the_rule_of_invalid_actions():
     texts = ["<action>0.5</action>", "<action>9</action>", "<action>much</action>", "0.5", ""]
     settings = {"max_invalid": 3, "max_episode_steps": 40}
     here, there = both(GymnasiumEnvs("MountainCarContinuous-v0", **settings), "think_answer", texts)
@@ -84,7 +84,7 @@ def test_actions_that_only_the_server_can_read_follow_the_same_rule():
     assert len(reasons) >= 4  # of the format, of the tags, of the number, and none
 
 
-def test_settings_of_the_client_and_reset_options_count():
+def test_settings_of_the_client_and_reset_options_are_used():
     with serving(GymnasiumEnvs("CartPole-v1")) as url:
         options = {"low": -0.001, "high": 0.001}
         envs = OpenEnvEnvs(url, max_episode_steps=2, invalid_penalty=-0.5, reset_options=options).make(1, "direct")
@@ -117,7 +117,7 @@ def test_all_actions_are_sent_before_the_first_outcome_is_read(monkeypatch):
     assert order == ["_write", "_write", "_read", "_read"]
 
 
-def test_more_environments_than_sessions_is_one_sentence():
+def test_more_environments_than_sessions_raise_one_sentence():
     with serving(GymnasiumEnvs("FrozenLake-v1"), max_sessions=2) as url:
         envs = OpenEnvEnvs(url).make(3, "direct")
         with pytest.raises(EnvironmentFailedError, match="environment 2 of .* all 2 sessions are taken"):
@@ -129,7 +129,7 @@ def test_more_environments_than_sessions_is_one_sentence():
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_in_an_episode_is_one_sentence():
+def test_a_server_that_is_killed_in_an_episode_raises_one_sentence():
     with serving_process("--env_id", "FrozenLake-v1") as (url, kill):
         envs = OpenEnvEnvs(url).make(2, "direct")
         envs.reset(seed=[11, 12])
@@ -145,7 +145,7 @@ def test_a_server_that_is_killed_in_an_episode_is_one_sentence():
             OpenEnvEnvs(url).make(1, "direct")
 
 
-def test_the_codec_of_a_server_is_that_of_texts():
+def test_the_codec_of_a_server_converts_texts():
     with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
         codec = OpenEnvEnvs(url).codec
     assert isinstance(codec, OpenEnvCodec)

@@ -1,4 +1,4 @@
-"""Tests of the folder that OpenEnv validates, by OpenEnv's own command, and of what it serves."""
+"""Tests of packages by OpenEnv's own command, and of their servers."""
 
 import importlib.util
 import subprocess
@@ -24,7 +24,7 @@ def openenv(*words):
 
 
 def module_of(folder):
-    """The module of a folder that serves it."""
+    """Return the server module of a folder."""
     spec = importlib.util.spec_from_file_location("packaged_app", folder / "server" / "app.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -32,7 +32,7 @@ def module_of(folder):
 
 
 def app_of(folder):
-    """The application of a folder, as its server imports it."""
+    """Return the application of a folder as its server imports it."""
     return module_of(folder).app
 
 
@@ -77,7 +77,7 @@ def test_only_the_image_listens_on_all_interfaces(tmp_path, monkeypatch, capsys)
     assert '"--host", "0.0.0.0"' in (tmp_path / "cart" / "server" / "Dockerfile").read_text()
 
 
-def test_what_cannot_be_written_is_one_sentence(tmp_path):
+def test_a_folder_that_cannot_be_written_raises_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="reward_range is 1 0; it must be two numbers, the smaller one first"):
         write_package(tmp_path / "x", CARTS, (1.0, 0.0), "lrl")
     (tmp_path / "kept").write_text("")

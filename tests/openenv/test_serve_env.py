@@ -23,7 +23,7 @@ def evaluate(where, out):
 
 
 @pytest.mark.slow
-def test_evaluating_a_served_environment_is_evaluating_it_here(tmp_path):
+def test_evaluating_a_served_environment_equals_evaluating_it_here(tmp_path):
     with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
         there = evaluate(f"--env_url {url}", tmp_path / "there.json")
         here = evaluate("--env_id FrozenLake-v1", tmp_path / "here.json")
@@ -35,7 +35,7 @@ def test_evaluating_a_served_environment_is_evaluating_it_here(tmp_path):
 
 
 @pytest.mark.slow
-def test_watching_a_served_environment_is_watching_it_here(tmp_path):
+def test_watching_a_served_environment_equals_watching_it_here(tmp_path):
     with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
         there, here = (
             run_command(f"python -m lrl watch --policy random --seed 3 {where}")
@@ -58,7 +58,7 @@ def test_watching_a_served_environment_is_watching_it_here(tmp_path):
         ("""--env_url http://127.0.0.1:9 --env_kwargs '{"speed": 1}'""", "settings of OpenEnvEnvs are .*'speed'"),
     ],
 )
-def test_a_wrong_address_is_one_sentence(words, message):
+def test_a_wrong_address_raises_one_sentence(words, message):
     result = run_command(f"python -m lrl evaluate --policy random {words}")
     assert result.returncode == 2 and re.search(message, result.stderr) and "Traceback" not in result.stderr
 
@@ -72,19 +72,19 @@ def test_a_wrong_address_is_one_sentence(words, message):
         ("--package tests", "--package is 'tests', which is not empty"),
     ],
 )
-def test_what_cannot_be_served_is_one_sentence(words, message):
+def test_an_environment_that_cannot_be_served_raises_one_sentence(words, message):
     result = run_command(f"python -m lrl serve_env {words}")
     assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
 
 
-def test_the_package_of_the_command(tmp_path):
+def test_the_command_writes_a_package(tmp_path):
     result = run_command(f"python -m lrl serve_env --invalid_penalty -0.5 --package {tmp_path / 'lake'}")
     assert result.returncode == 0 and "openenv validate" in result.stdout, result.stderr
     manifest = yaml.safe_load((tmp_path / "lake" / "openenv.yaml").read_text())
     assert manifest["validation"]["reward"]["range"] == [-0.5, 1.0]
 
 
-def test_the_configuration_of_the_documentation_is_one():
+def test_the_documented_configuration_is_valid():
     page = Path("docs/environments.md").read_text(encoding="utf-8")
     (block,) = [one for one in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "OpenEnvEnvs" in one]
     envs = _build(EnvFactory, yaml.safe_load(block)["data"]["init_args"]["env"], Path("docs"))
@@ -112,7 +112,7 @@ trainer: {{max_epochs: 1, limit_val_batches: 0}}
 
 
 @pytest.mark.slow
-def test_a_policy_that_chooses_is_trained_alike_on_a_served_environment(tmp_path):
+def test_a_scoring_policy_trains_equally_on_a_served_environment(tmp_path):
     def train(env, name):
         (tmp_path / f"{name}.yaml").write_text(TRAINING.format(env=env))
         result = run_command(f"python -m lrl fit --config {tmp_path / name}.yaml --run_directory {tmp_path / name}")

@@ -26,7 +26,7 @@ def ask(environment, kind, **data):
     return environment.reply(json.dumps({"type": kind, "data": data}))
 
 
-def test_an_episode_by_messages(lake):
+def test_an_episode_is_played_by_messages(lake):
     start = ask(lake, "reset", seed=3, episode_id="first")
     assert start["type"] == "observation" and start["data"]["reward"] is None and start["data"]["done"] is False
     assert start["data"]["observation"]["text"].startswith("row 0 column 0")
@@ -62,12 +62,12 @@ def test_the_rule_of_invalid_actions_holds_for_every_client(lake):
         ('{"type": "step", "data": {"text": "UP"}}', "EXECUTION_ERROR"),
     ],
 )
-def test_a_message_that_cannot_be_followed_is_an_error_of_the_protocol(lake, raw, code):
+def test_an_invalid_message_is_an_error_of_the_protocol(lake, raw, code):
     reply = lake.reply(raw)
     assert reply["type"] == "error" and reply["data"]["code"] == code and reply["data"]["message"]
 
 
-def test_what_the_environment_raises_is_an_error_of_the_protocol_and_ends_the_episode(lake, monkeypatch):
+def test_an_exception_of_the_environment_is_an_error_of_the_protocol_and_ends_the_episode(lake, monkeypatch):
     def fall(action):
         raise RuntimeError("the ice broke")
 
@@ -78,7 +78,7 @@ def test_what_the_environment_raises_is_an_error_of_the_protocol_and_ends_the_ep
     assert "no episode" in ask(lake, "step", text="LEFT")["data"]["message"]
 
 
-def test_a_session_whose_environment_cannot_be_made_is_given_back(monkeypatch):
+def test_a_session_whose_environment_cannot_be_created_is_released(monkeypatch):
     makers = [lambda: 1 / 0]
     monkeypatch.setattr(server, "make_environment", lambda envs: lambda: makers.pop()() if makers else made())
     made = make_environment(GymnasiumEnvs("FrozenLake-v1"))
@@ -90,7 +90,7 @@ def test_a_session_whose_environment_cannot_be_made_is_given_back(monkeypatch):
             assert json.loads(socket.recv(timeout=10))["type"] == "state"
 
 
-def test_a_message_in_bytes_is_an_error_of_the_protocol_and_the_session_goes_on():
+def test_a_binary_message_is_an_error_of_the_protocol_and_the_session_continues():
     with serving(GymnasiumEnvs("FrozenLake-v1")) as url, connect(f"ws{url[4:]}/ws", proxy=None) as socket:
         replies = []
         for message in (b'{"type": "state"}', '{"type": ' + "9" * 5000 + "}", '{"type": "state"}'):
@@ -108,14 +108,14 @@ def test_options_of_a_reset_reach_the_environment():
     cart.close()
 
 
-def test_the_schema_says_what_an_action_is():
+def test_the_schema_describes_actions():
     lake = action_schema(GymnasiumEnvs("FrozenLake-v1").codec)["properties"]["text"]
     assert lake == {"type": "string", "enum": ["LEFT", "DOWN", "RIGHT", "UP"]}
     car = action_schema(GymnasiumEnvs("MountainCarContinuous-v0").codec)["properties"]["text"]
     assert car["description"].endswith("inside <action></action>") and car["examples"] == ["<action>0.000</action>"]
 
 
-def test_the_routes_over_http():
+def test_http_routes_return_what_the_protocol_requires():
     def get(path, body=None):
         data = None if body is None else json.dumps(body).encode()
         with urllib.request.urlopen(f"{url}/{path}", data, timeout=10) as response:
@@ -138,7 +138,7 @@ def test_the_routes_over_http():
                 get(path, body)
 
 
-def test_bodies_and_messages_of_any_size_are_not_read():
+def test_oversized_bodies_and_messages_are_rejected():
     large = json.dumps({"action": {"text": "L" * server.MAX_MESSAGE}}).encode()
     with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
         for headers in ({}, {"Transfer-Encoding": "chunked"}):
@@ -154,7 +154,7 @@ def test_bodies_and_messages_of_any_size_are_not_read():
 
 
 @pytest.mark.parametrize("origin", ["https://example.org", "http://127.0.0.1:8000", "null"])
-def test_web_pages_may_play_only_if_they_are_listed(origin):
+def test_only_listed_web_pages_may_connect(origin):
     for allowed in ((), ("https://other.org", origin)):
         app = server.make_app(GymnasiumEnvs("FrozenLake-v1"), origins=allowed)
         with serving_app(app) as url:
@@ -172,7 +172,7 @@ def test_web_pages_may_play_only_if_they_are_listed(origin):
                     connect(f"ws{url[4:]}/ws", proxy=None, origin=origin)
 
 
-def test_the_server_says_where_it_listens(capsys):
+def test_the_server_prints_its_address(capsys):
     for host, said in (
         ("127.0.0.1", "Ctrl+C\n"),
         ("::1", "Ctrl+C\n"),
@@ -182,7 +182,7 @@ def test_the_server_says_where_it_listens(capsys):
         assert said in capsys.readouterr().out
 
 
-def test_an_address_that_is_taken_is_one_sentence():
+def test_an_address_in_use_raises_one_sentence():
     with (
         server.listen("127.0.0.1", 0) as taken,
         pytest.raises(ValueError, match=r"host is '127.0.0.1' and port is \d+, which cannot be used"),
@@ -190,7 +190,7 @@ def test_an_address_that_is_taken_is_one_sentence():
         server.listen("127.0.0.1", taken.getsockname()[1])
 
 
-def test_without_the_extra_it_is_one_sentence(monkeypatch):
+def test_a_missing_extra_raises_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(
         ValueError, match=r"OpenEnv needs uvicorn, which is not installed; pip install 'lrl\[openenv\]'"
@@ -198,7 +198,7 @@ def test_without_the_extra_it_is_one_sentence(monkeypatch):
         server.make_app(GymnasiumEnvs("FrozenLake-v1"))
 
 
-def test_a_client_that_leaves_within_its_body_leaves_no_traceback(capfd):
+def test_a_client_that_disconnects_within_its_body_causes_no_traceback(capfd):
     with serving(GymnasiumEnvs("FrozenLake-v1")) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:

@@ -1,4 +1,4 @@
-"""Tests of environments of others: in this process, and behind servers that fail."""
+"""Tests of OpenEnv environments in this process, and behind servers that fail."""
 
 import functools
 import json
@@ -62,7 +62,7 @@ def test_a_limit_of_the_client_truncates():
     assert truncated.tolist() == [True] and terminated.tolist() == [False]
 
 
-def test_what_an_environment_in_this_process_raises_is_one_sentence():
+def test_an_exception_of_an_environment_in_this_process_raises_one_sentence():
     envs = game().make(1, "direct")
     envs.reset(seed=[5])
     message = (
@@ -72,7 +72,7 @@ def test_what_an_environment_in_this_process_raises_is_one_sentence():
         envs.step(("9",))
 
 
-def test_an_action_that_the_schema_does_not_allow_is_an_event():
+def test_an_action_that_does_not_fit_the_schema_is_an_invalid_action():
     factory = game(action=OpenEnvAction(names={"high": 12, "low": 0}), max_invalid=2)
     envs = factory.make(1, "direct")
     envs.reset(seed=[1])
@@ -101,7 +101,7 @@ def test_an_action_that_the_schema_does_not_allow_is_an_event():
         ({"url": "http://127.0.0.1:9", "timeout": 0}, "env.timeout is 0; it must be positive"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_sentence(settings, message):
+def test_an_invalid_setting_raises_one_sentence(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         OpenEnvEnvs(**settings).make(1, "direct")
     assert "\n" not in str(error.value) and "secret" not in str(error.value)
@@ -114,13 +114,13 @@ def test_the_class_of_the_action_can_be_named():
     assert envs.step((str(random.Random(1).randint(0, 9)),))[1].tolist() == [1.0]
 
 
-def test_a_policy_that_does_not_respond_in_text_is_one_sentence():
+def test_a_policy_that_does_not_respond_in_text_raises_one_sentence():
     with pytest.raises(ValueError, match="is played in text only; the policy must respond in text"):
         game().make(1, None)
 
 
 class Scripted:
-    """A server that sends given messages, whatever it is sent; None is silence, and after the last one it leaves."""
+    """Server that sends given messages, nothing for None, and disconnects after the last one."""
 
     def __init__(self, *messages):
         self.messages = messages
@@ -162,7 +162,7 @@ SEEN = {"type": "observation", "data": {"observation": {"text": "hall"}, "reward
         (None, "it did not respond within 1 seconds"),
     ],
 )
-def test_a_server_that_fails_is_one_sentence(message, reason):
+def test_a_server_that_fails_raises_one_sentence(message, reason):
     with serving_app(Scripted(SEEN, message).app) as url:
         envs = OpenEnvEnvs(url, timeout=30 if message else 1).make(1, "direct")
         assert envs.reset(seed=[6])[0] == ("hall",)
@@ -173,7 +173,7 @@ def test_a_server_that_fails_is_one_sentence(message, reason):
 
 
 @pytest.mark.slow
-def test_a_late_response_is_not_that_of_the_next_message():
+def test_a_late_response_is_not_taken_for_the_response_to_the_next_message():
     late = {"type": "observation", "data": {"observation": {"text": "late"}}}
     with serving_app(Scripted(SEEN, late, SEEN).app) as url:
         envs = OpenEnvEnvs(url).make(1, "direct")
@@ -191,7 +191,7 @@ def test_a_late_response_is_not_that_of_the_next_message():
         envs.close()
 
 
-def test_sessions_are_closed_where_a_later_one_cannot_be_opened(monkeypatch):
+def test_sessions_are_closed_if_a_later_one_cannot_be_opened(monkeypatch):
     factory, opened = game(), []
     connect = type(factory.endpoint).connect
 
@@ -209,7 +209,7 @@ def test_sessions_are_closed_where_a_later_one_cannot_be_opened(monkeypatch):
 
 @pytest.mark.slow
 def test_a_server_in_a_long_step_does_not_lose_its_client(monkeypatch):
-    """Its event loop returns no pings meanwhile; the client pings often here."""
+    """The event loop does not answer pings during a step; the client pings often here."""
     eager = functools.partial(client.connect, ping_interval=0.05)
     monkeypatch.setattr(client, "connect", lambda *args, **settings: eager(*args, **{"ping_timeout": 0.2} | settings))
 
@@ -228,7 +228,7 @@ def test_a_server_in_a_long_step_does_not_lose_its_client(monkeypatch):
         envs.close()
 
 
-def test_an_address_of_something_else_than_a_web_server_is_one_sentence():
+def test_an_address_without_a_web_server_raises_one_sentence():
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def greet():
@@ -245,7 +245,7 @@ def test_an_address_of_something_else_than_a_web_server_is_one_sentence():
         thread.join(10)
 
 
-def test_a_server_that_leaves_is_one_sentence():
+def test_a_server_that_disconnects_raises_one_sentence():
     with serving_app(Scripted(SEEN).app) as url:
         envs = OpenEnvEnvs(url).make(1, "direct")
         envs.reset(seed=[6])
@@ -254,7 +254,7 @@ def test_a_server_that_leaves_is_one_sentence():
         envs.close()
 
 
-def test_an_action_that_a_server_does_not_accept_is_an_event_and_done_alone_is_terminated():
+def test_a_rejected_action_is_an_invalid_action_and_done_without_truncated_means_terminated():
     problem = {"code": "VALIDATION_ERROR", "message": "Invalid message", "errors": [{"msg": "too far"}]}
     end = {"type": "observation", "data": {"observation": {"text": "exit"}, "reward": 2, "done": True}}
     with serving_app(Scripted(SEEN, {"type": "error", "data": problem}, end).app) as url:
@@ -268,6 +268,6 @@ def test_an_action_that_a_server_does_not_accept_is_an_event_and_done_alone_is_t
         envs.close()
 
 
-def test_an_address_without_the_protocol_is_one_sentence():
+def test_an_address_without_the_protocol_raises_one_sentence():
     with serving_app(Starlette()) as url, pytest.raises(ValueError, match="whose /schema returns status 404; it must"):
         OpenEnvEnvs(url).make(1, "direct")

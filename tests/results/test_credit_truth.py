@@ -1,4 +1,4 @@
-"""Scores of estimators: by hand, and where an estimator must be right."""
+"""Tests of scores of advantage estimators against values by hand, and of cases in which an estimator is exact."""
 
 import json
 
@@ -10,7 +10,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.exact import lakes_of
 
 
-def test_scores_by_hand():
+def test_scores_equal_values_computed_by_hand():
     true, apart = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.arange(4)
     exact = score(5 - 2 * true, true, apart)
     assert exact.correlation == exact.averaged_correlation == pytest.approx(-1)
@@ -23,7 +23,7 @@ def test_scores_by_hand():
     assert (nothing.correlation, nothing.error_variance) == (0, pytest.approx(1.25))
 
 
-def test_averages_over_equal_choices_count_as_often_as_these_were_made():
+def test_averages_over_equal_choices_are_weighted_by_their_number():
     true, estimated = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0]), torch.tensor([4.0, -2.0, 0.5, -0.5, 0.0])
     found = score(estimated, true, torch.tensor([7, 7, 3, 3, 3]))
     assert found.averaged_correlation == pytest.approx(1) and found.correlation < 0.5
@@ -35,7 +35,7 @@ def sampled(tokens, slippery=True, gamma=0.9, groups=8, size=16):
     return sample_rollout(lake, policy, groups, size, tokens=tokens, gamma=gamma, seed=0)
 
 
-def test_one_step_of_an_exact_critic_is_the_truth_where_nothing_slips():
+def test_one_step_advantages_of_an_exact_critic_are_exact_without_slipping():
     sample = sampled(1, slippery=False)
     found = estimates(sample, gamma=0.9, gae_lambda=0.0)
     torch.testing.assert_close(found["turn, exact critic"], sample.advantages)
@@ -43,7 +43,7 @@ def test_one_step_of_an_exact_critic_is_the_truth_where_nothing_slips():
 
 
 @pytest.mark.slow
-def test_an_exact_critic_is_right_on_average_and_groups_that_share_a_state_come_closer_than_episodes():
+def test_an_exact_critic_is_unbiased_and_groups_that_share_a_state_are_closer_than_episodes():
     sample = sampled(1, gamma=1.0, groups=64, size=64)
     found, mask = estimates(sample, gamma=1.0, gae_lambda=0.0), sample.rollout.response_mask
     true, estimated = _true(sample), found["turn, exact critic"][mask]
@@ -70,7 +70,7 @@ def test_turn_token_and_nested_credit_agree_on_one_token_and_differ_on_three():
 
 
 @pytest.mark.slow
-def test_a_seed_of_numbers_a_table_and_a_figure(tmp_path, capsys):
+def test_the_command_writes_numbers_a_table_and_a_figure(tmp_path, capsys):
     options = "--num_groups 4 --group_size 8 --seeds 2 --temperatures 0.02"
     files = f"--json {tmp_path}/truth.json --figure {tmp_path}/truth.png"
     main("credit_truth.py", f"{options} {files}".split())
@@ -105,6 +105,6 @@ def test_a_mistake_is_one_sentence(option, said, capsys):
     assert end.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_more_seeds_than_none_are_needed():
+def test_at_least_one_seed_is_needed():
     with pytest.raises(ValueError, match=r"credit_truth.seeds is 0; it must be at least 1"):
         TruthConfig(seeds=0)

@@ -16,7 +16,7 @@ def page(kind):
     return f"a\n<!-- table: {kind} -->\nold\n<!-- end table -->\nb"
 
 
-def test_only_what_stands_between_the_marks_is_replaced():
+def test_only_the_text_between_the_marks_is_replaced():
     filled = fill_tables(Path("docs/a.md"), page("results r*"), {"r1": RESULT, "other": RESULT})
     lines = filled.splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("a", "b", 7)
@@ -47,7 +47,7 @@ def test_every_configuration_has_a_row():
         (" --trainer.precision bf16-mixed --model.init_args.optimizer.lr 0.5", False),
     ],
 )
-def test_a_result_of_other_values_is_not_the_result_of_a_configuration(options, is_shown):
+def test_a_result_with_other_settings_is_not_the_result_of_a_configuration(options, is_shown):
     result = {**RESULT, "command": RESULT["command"] + options}
     rows = fill_tables(Path("configs/README.md"), page("configs"), {"r": result}).splitlines()
     (row,) = [row for row in rows if "cartpole/ppo_mlp.yaml" in row]
@@ -69,7 +69,7 @@ def test_every_algorithm_links_to_its_file():
         ("results x", "no file of assets/results matches"),
     ],
 )
-def test_a_table_that_cannot_be_made_is_one_sentence(kind, sentence):
+def test_a_table_that_cannot_be_made_raises_one_sentence(kind, sentence):
     with pytest.raises(ValueError, match=sentence):
         fill_tables(Path("README.md"), page(kind), {"r": RESULT})
 

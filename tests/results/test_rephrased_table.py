@@ -1,4 +1,4 @@
-"""The table of rephrased prompts: every seed of every policy under every phrasing."""
+"""Tests of the table of rephrased prompts."""
 
 from results.documentation import rephrased_table
 

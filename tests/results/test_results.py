@@ -24,7 +24,7 @@ def run_directory(folder, seed, values, minutes="1.50", options=""):
     return folder
 
 
-def test_a_summary_holds_command_seeds_minutes_and_curves(tmp_path):
+def test_a_summary_contains_command_seeds_minutes_and_curves(tmp_path):
     runs = [run_directory(tmp_path / "b", 1, [0, 0.5]), run_directory(tmp_path / "a", 0, [0.25, 0.75], minutes="")]
     kept = summarise(runs, "val/exact_success")
     assert kept["command"] == "python -m lrl fit --config a/b.yaml"
@@ -34,7 +34,7 @@ def test_a_summary_holds_command_seeds_minutes_and_curves(tmp_path):
     np.testing.assert_array_equal(final_values(kept), [0.75, 0.5])
 
 
-def test_runs_on_further_seeds_are_added_to_those_that_are_kept(tmp_path):
+def test_runs_on_further_seeds_are_added_to_a_kept_result(tmp_path):
     first = summarise([run_directory(tmp_path / str(seed), seed, [seed / 4]) for seed in (0, 2)], "val/exact_success")
     second = summarise([run_directory(tmp_path / f"x{seed}", seed, [0.9]) for seed in (1, 2)], "val/exact_success")
     both = with_earlier_runs(second, first)
@@ -60,7 +60,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_value(tmp_path):
     assert 40 < len(curve) < 70 and curve[0] == 0 and curve[-1] == final_values(kept)[0] == round(values[-1], 5)
 
 
-def test_runs_that_start_from_runs_of_their_own_seeds_are_one_experiment(tmp_path):
+def test_runs_that_start_from_runs_with_the_same_seed_are_one_experiment(tmp_path):
     commands, digests = set(), set()
     for seed in (7, 70):
         run = tmp_path / str(seed)
@@ -104,7 +104,7 @@ def test_a_metric_that_was_not_measured_is_named(tmp_path):
         summarise([run_directory(tmp_path / "a", 0, [0])], "val/nothing")
 
 
-def test_a_row_shows_the_mean_each_of_few_seeds_and_how_many_reach_the_bar(tmp_path):
+def test_a_row_shows_the_mean_the_values_of_few_seeds_and_how_many_reach_the_bar(tmp_path):
     runs = [
         run_directory(tmp_path / name, seed, [value]) for seed, (name, value) in enumerate([("a", 0.7), ("b", 0.8)])
     ]
@@ -152,7 +152,7 @@ def test_one_policy_has_return_length_and_success_of_each_environment():
     ]
 
 
-def test_several_policies_stand_side_by_side_with_a_column_per_setting():
+def test_several_policies_have_a_column_each_and_settings_have_a_column_each():
     rows = [
         cell("a", policy, rate, num_things=n) for n in (0, 3) for policy, rate in (("before", 0.25), ("after", 0.5))
     ]
@@ -169,12 +169,12 @@ def test_a_policy_that_was_not_evaluated_somewhere_has_an_empty_cell():
     assert environments_table(rows).split("\n")[3] == "| `b` |  | 0.250 (0.125 to 0.375) |"
 
 
-def test_the_rate_of_invalid_actions_stands_without_an_interval():
+def test_the_rate_of_invalid_actions_has_no_interval():
     rows = [cell("a", policy, 0.5) | {"invalid_action_rate": rate} for policy, rate in (("p", 0.125), ("q", 1.0))]
     assert environments_table(rows, figure="invalid").split("\n")[2:] == ["| `a` | 0.125 | 1.000 |"]
 
 
-def test_the_first_episode_at_which_the_mean_of_the_last_ones_is_reached(tmp_path):
+def test_the_first_episode_is_the_one_at_which_the_mean_of_the_last_ones_reaches_a_value(tmp_path):
     rows = ["clock/episodes,rollout/return,other", "1,,5", "1,10,", "3,4,", "4,,5", "4,10,", "5,,5", "6,10,"]
     (tmp_path / "metrics.csv").write_text("\n".join(rows))  # returns: 10 4 4 10 10 10
     assert first_episode(tmp_path, 4, window=2) == 2

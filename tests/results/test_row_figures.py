@@ -1,4 +1,4 @@
-"""Results against the number of rows that they were trained on, and figures of two metrics."""
+"""Tests of figures against the number of training rows, and of figures of two metrics."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def result(label, rows, *values):
     return {"label": label, "rows": rows, "metric": "val/return", "drawn": "val/return", "runs": runs, "baselines": {}}
 
 
-def test_results_with_rows_are_one_figure_whatever_their_order(tmp_path):
+def test_results_with_rows_are_one_figure_in_any_order(tmp_path):
     results = [result("a", 100, 5.0, 6.0), result("b", 10, 1.0), result("a", 10, 2.0, 3.0)]
     (first,) = draw_picture("rows", results, tmp_path)
     seen = imread(first)
@@ -39,7 +39,7 @@ def test_results_with_rows_are_one_figure_whatever_their_order(tmp_path):
 
 
 @pytest.mark.parametrize("options", [["--rows", "0", "--label", "a"], ["--rows", "10"]])
-def test_rows_need_a_label_and_a_number_above_zero(options, tmp_path, monkeypatch, capsys):
+def test_rows_need_a_label_and_a_positive_number(options, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main("results.py", ["keep", "name", "runs/a", "--title", "t", *options])
@@ -59,7 +59,7 @@ def test_two_metrics_of_a_run_are_one_figure(tmp_path):
     assert not np.array_equal(seen["both"], seen["return"]) and not np.array_equal(seen["both"], seen["reward"])
 
 
-def test_results_of_one_figure_are_drawn_alike(tmp_path):
+def test_results_of_one_figure_must_be_drawn_in_the_same_way(tmp_path):
     with pytest.raises(ValueError, match="picture is 'x', whose results differ in rows; they must be drawn alike"):
         draw_picture("x", [result("a", 10, 1.0), twin([0, 1], [0, 1, 2])], tmp_path)
 
@@ -70,7 +70,7 @@ def test_the_interval_of_a_rate_stays_in_its_range():
 
 
 @pytest.mark.parametrize("ignored", [["--twin"], ["--drawn", "train/loss"], ["--window", "3"]])
-def test_what_a_figure_against_rows_does_not_read_raises(ignored, tmp_path, monkeypatch, capsys):
+def test_options_that_a_figure_against_rows_ignores_raise(ignored, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main("results.py", ["keep", "n", "runs/a", "--title", "t", "--rows", "10", "--label", "a", *ignored])

@@ -1,4 +1,4 @@
-"""The exact success of tables on FrozenLake, against hand-made tables and played episodes."""
+"""Tests of the exact success of tables on FrozenLake against hand-made tables and episodes."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ LEFT, DOWN, RIGHT, UP = range(4)
 OPTIMAL = [*(LEFT, UP, UP, UP), *(LEFT, LEFT, LEFT, LEFT), *(UP, DOWN, LEFT, LEFT), *(LEFT, RIGHT, DOWN, LEFT)]
 
 
-def test_the_best_table_has_the_known_success_and_one_that_never_moves_has_none():
+def test_the_best_table_has_the_known_success_and_a_table_that_never_moves_has_none():
     assert exact_success(OPTIMAL) == pytest.approx(0.7402, abs=1e-4)
     assert exact_success([float(action) for action in OPTIMAL]) == exact_success(OPTIMAL), "as records have them"
     assert exact_success([LEFT] * 16) == 0
 
 
-def test_it_is_the_share_of_episodes_that_reach_the_goal():
+def test_exact_success_equals_the_fraction_of_episodes_that_reach_the_goal():
     table, envs, reached = [*OPTIMAL[:9], LEFT, *OPTIMAL[10:]], TASKS["frozen_lake"].env_factory(), 0
     env = envs.make_native()
     for seed in range(1000):
@@ -38,7 +38,7 @@ def record(index, parameters):
     return SearchRun("frozen_lake", "ars", index), figures | {"rollouts": 2, "fresh_episodes": 9}
 
 
-def test_a_row_has_all_three_figures_of_the_seeds_that_have_finished():
+def test_a_row_contains_all_three_figures_of_the_finished_seeds():
     records = dict([record(0, OPTIMAL), record(1, [LEFT] * 16)])
     records |= {SearchRun("frozen_lake", "ars", 2): None, SearchRun("maze", "ars", 0): None}
     records |= {SearchRun("frozen_lake", "ppo", 0): record(0, None)[1], SearchRun("frozen_lake", "cma_es", 0): None}

@@ -1,4 +1,4 @@
-"""Rollouts from tables: what is known about them exactly, and what they must show on average."""
+"""Tests of rollouts from tables: exact properties and averages."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def softmax(temperature):
     return weights / weights.sum(-1, keepdims=True)
 
 
-def test_episodes_succeed_as_often_as_the_table_says():
+def test_the_success_rate_of_episodes_equals_the_exact_success():
     policy = softmax(0.01)
     sample = sample_rollout(LAKE, policy, 400, 10, seed=0)
     exact = LAKE.success(policy)
@@ -25,7 +25,7 @@ def test_episodes_succeed_as_often_as_the_table_says():
     torch.testing.assert_close(sample.rollout.values[0].mean(), torch.tensor(exact, dtype=torch.float64))
 
 
-def test_every_episode_ends_once_and_nothing_follows():
+def test_every_episode_ends_once_and_has_no_later_turns():
     rollout = sample_rollout(LAKE, softmax(0.01), 20, 10, seed=1).rollout
     ends = rollout.terminated | rollout.truncated
     assert bool((ends.sum(0) == 1).all()) and bool(rollout.truncated.any())
@@ -37,14 +37,14 @@ def test_every_episode_ends_once_and_nothing_follows():
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
-def test_true_advantages_are_zero_on_average_over_the_policy(tokens):
+def test_exact_advantages_have_mean_zero_under_the_policy(tokens):
     sample = sample_rollout(LAKE, POLICY, 200, 50, tokens=tokens, gamma=0.9, seed=2)
     start = sample.advantages[0]  # all episodes are in the same state
     assert float(start[:, 0].abs().max()) > 0
     torch.testing.assert_close(start.mean(0), torch.zeros(tokens, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
-def test_the_advantages_of_a_turns_tokens_sum_to_that_of_the_turn():
+def test_the_advantages_of_the_tokens_of_a_turn_sum_to_the_advantage_of_the_turn():
     one, three = (sample_rollout(LAKE, POLICY, 5, 8, tokens=tokens, seed=3) for tokens in (1, 3))
     torch.testing.assert_close(three.advantages.sum(-1), one.advantages[..., 0])
     assert bool(three.advantages[..., :2].any()) and not three.advantages[..., 2].any()
@@ -52,12 +52,12 @@ def test_the_advantages_of_a_turns_tokens_sum_to_that_of_the_turn():
     assert three.rollout.response_mask.sum() == 3 * one.rollout.response_mask.sum()
 
 
-def test_another_number_of_tokens_is_an_error():
+def test_another_number_of_tokens_raises():
     with pytest.raises(ValueError, match="tokens is 2; it must be one of 1, 3"):
         sample_rollout(LAKE, POLICY, 1, 1, tokens=2, seed=0)
 
 
-def test_equal_choices_have_equal_true_advantages_at_the_same_turn():
+def test_equal_choices_have_equal_exact_advantages_at_the_same_turn():
     for tokens, most in ((1, 4), (3, 2 + 4 + 4)):
         sample = sample_rollout(LAKE, softmax(1.0), 20, 10, tokens=tokens, seed=4)
         choice, true = sample.choice[0].flatten(), sample.advantages[0].flatten()

@@ -1,4 +1,4 @@
-"""Environments for many copies at once: Gymnasium's interface, resets, seeds and time limits."""
+"""Tests of vectorized environments: Gymnasium's interface, resets, seeds and time limits."""
 
 import gymnasium as gym
 import numpy as np
@@ -40,7 +40,7 @@ def test_both_entry_points_play_the_same_episode(id):
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is infinity:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*Box observation space m.*imum value is -infinity:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*not within the observation space:UserWarning")
-def test_gymnasium_accepts_them(id):
+def test_both_entry_points_pass_gymnasiums_environment_checkers(id):
     from gymnasium.utils.env_checker import check_env
 
     check_env(gym.make(id).unwrapped, skip_render_check=True)
@@ -49,7 +49,7 @@ def test_gymnasium_accepts_them(id):
 @pytest.mark.parametrize(
     ("id", "dynamics", "steps"), [("CartPole-v1", CartPole(), 500), ("MountainCar-v0", MountainCar(), 200)]
 )
-def test_the_classic_tasks_are_gymnasiums_to_the_last_bit(id, dynamics, steps):
+def test_classic_control_tasks_equal_gymnasiums_bit_for_bit(id, dynamics, steps):
     env, many, rng = gym.make(id), DynamicsVectorEnv(dynamics, 2), np.random.default_rng(0)
     for seed in range(3):
         observation, _ = env.reset(seed=seed)
@@ -65,7 +65,7 @@ def test_the_classic_tasks_are_gymnasiums_to_the_last_bit(id, dynamics, steps):
     env.close()
 
 
-def test_the_continuous_car_is_gymnasiums_up_to_the_rounding_of_its_start():
+def test_the_continuous_car_equals_gymnasiums_except_for_the_rounding_of_its_initial_state():
     env, many = gym.make("MountainCarContinuous-v0"), DynamicsVectorEnv(MountainCarContinuous(), 1)
     observation, _ = env.reset(seed=3)
     observations, _ = many.reset(seed=[3])
@@ -92,14 +92,14 @@ def test_a_masked_reset_leaves_the_other_copies_alone():
         many.reset(seed=[1, 2])
 
 
-def test_copies_are_truncated_at_the_time_limit_and_not_twice():
+def test_copies_are_truncated_once_at_the_time_limit():
     many = DynamicsVectorEnv(MountainCar(), 2, max_episode_steps=3)
     many.reset(seed=0)
     cuts = [many.step(np.array([1, 1]))[3].tolist() for _ in range(3)]
     assert cuts == [[False, False], [False, False], [True, True]]
 
 
-def test_a_table_is_sampled_with_its_probabilities():
+def test_transitions_of_a_table_have_its_probabilities():
     dynamics = TableDynamics(transition_table(("SFF", "FFF", "FFG"), is_slippery=True), np.eye(9)[4])
     many = DynamicsVectorEnv(dynamics, 6000)
     assert (many.reset(seed=0)[0] == 4).all()
@@ -120,13 +120,13 @@ def test_a_table_is_sampled_with_its_probabilities():
         ("Acrobot-v1", {}, SeparateEnvs),
     ],
 )
-def test_only_what_is_known_exactly_is_stepped_at_once(id, kwargs, kind):
+def test_only_environments_with_known_transitions_are_stepped_together(id, kwargs, kind):
     envs = make_batched(GymnasiumEnvs(id, kwargs), 4)
     assert type(envs) is kind and envs.num_envs == 4
     envs.close()
 
 
-def test_reset_options_and_time_limits_of_the_factory_count():
+def test_reset_options_and_time_limits_of_the_factory_are_used():
     bounded = make_batched(GymnasiumEnvs("CartPole-v1", reset_options={"low": 0.01, "high": 0.011}), 4)
     assert isinstance(bounded, SeparateEnvs)
     assert (np.abs(bounded.reset(seed=0)[0] - 0.0105) <= 0.00051).all()
@@ -135,7 +135,7 @@ def test_reset_options_and_time_limits_of_the_factory_count():
     assert [short.step(np.array([1]))[3][0] for _ in range(2)] == [False, True]
 
 
-def test_what_has_no_native_actions_raises_one_sentence():
+def test_an_environment_without_native_actions_raises_one_sentence():
     factory = object.__new__(type("Rows", (PromptEnv,), {}))
     with pytest.raises(ValueError, match="env is a Rows; a search plays registered environments"):
         make_batched(factory, 1)
@@ -150,7 +150,7 @@ def test_what_has_no_native_actions_raises_one_sentence():
         ("lrl/Pong-v0", ("paddle", "up, down, nothing")),
     ],
 )
-def test_language_models_read_what_they_are_about(id, words):
+def test_language_models_read_the_description_of_the_environment(id, words):
     env = gym.make(id, disable_env_checker=True)
     codec = codec_for(env)
     assert all(word in codec.description for word in words)
@@ -162,7 +162,7 @@ def test_language_models_read_what_they_are_about(id, words):
     env.close()
 
 
-def test_separate_copies_are_left_out_after_their_end():
+def test_separate_copies_are_not_stepped_after_their_end():
     envs = make_batched(GymnasiumEnvs("Acrobot-v1", max_episode_steps=3), 3)
     envs.reset(seed=0)
     taken = [0, 0, 0]

@@ -25,7 +25,7 @@ def told(env, policy=None, **settings):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_is_told_with_its_reward_end_and_randomness_to_props_plus_only(name):
+def test_only_prompts_of_props_plus_describe_reward_end_and_randomness_of_a_task(name):
     task = TASKS[name]
     policy = make_policy(task)
     world, words = task_in_words(policy, task.env_factory(), 1000)
@@ -43,7 +43,7 @@ def test_every_task_is_told_with_its_reward_end_and_randomness_to_props_plus_onl
     assert len(words) > 50 and "<action>" not in world
 
 
-def test_the_states_of_a_frozen_lake_are_its_rows_and_columns():
+def test_states_of_frozen_lake_are_described_by_row_and_column():
     world, words = told(TASKS["frozen_lake"].env_factory())
     states = re.findall(r"(\d+) is row (\d+) column (\d+)[;.]", words)
     assert [int(state) for state, *_ in states] == list(range(16))
@@ -67,7 +67,7 @@ def test_actions_that_are_numbers_are_listed_without_names():
     assert words == "it is a table: params[i] is the action in state i. Actions: 1, 2, 3."
 
 
-def test_slipping_is_told_where_there_is_any():
+def test_slipping_is_described_if_moves_slip():
     for name in ("frozen_lake", "cliff_walking"):
         world, _ = told(TASKS[name].env_factory())
         assert "Moves slip: with probability 1/3 the move goes in the direction of the action" in world
@@ -76,7 +76,7 @@ def test_slipping_is_told_where_there_is_any():
         assert world.endswith("Randomness: Nothing is random.")
 
 
-def test_the_shorter_limit_is_told():
+def test_the_lower_time_limit_is_described():
     env = GymnasiumEnvs("CartPole-v1")
     assert "after 500 steps" in told(env, LinearPolicy())[0]
     assert "after 500 steps" in told(env, LinearPolicy(), max_steps=1000)[0]
@@ -84,7 +84,7 @@ def test_the_shorter_limit_is_told():
     assert "cut" not in told(GymnasiumEnvs("lrl/Nim-v0"))[0]
 
 
-def test_options_of_the_reset_are_said_to_set_the_start():
+def test_reset_options_replace_the_description_of_the_start():
     env = GymnasiumEnvs("CartPole-v1", reset_options={"low": -0.2, "high": 0.2})
     assert "0.05" not in told(env, LinearPolicy())[0]
 
@@ -94,14 +94,14 @@ def test_other_environments_are_described_by_their_codec():
     assert told(env, LinearPolicy())[0] == environment_in_words(env.codec) != ""
 
 
-def test_a_codec_with_words_of_its_own_keeps_them():
+def test_the_description_of_a_codec_with_other_words_is_kept():
     env = GymnasiumEnvs("FrozenLake-v1")
     phrasing = Phrasing(description="Cross the ice.", actions={"LEFT": "WEST"})
     world, words = told(env.with_codec(RephrasedCodec(env.codec, phrasing)))
     assert world == "Cross the ice." and "0 is WEST" in words and "15 is row 3 column 3" in words
 
 
-def test_a_search_tells_its_searcher(tmp_path):
+def test_a_search_passes_its_descriptions_to_the_searcher(tmp_path):
     data, searcher = data_of("FrozenLake-v1"), PromptedSearcher(HillClimbingChatModel(), **PLUS)
     module = PromptedSearchModule(TabularPolicy(), searcher)
     fit(tmp_path, module=module, data=data)

@@ -14,7 +14,7 @@ LABELS = ["Observation", "Actions", "Reward of a step", "End of an episode", "Ra
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_has_all_facts_and_its_cap_but_not_its_best_return(name):
+def test_every_task_has_all_facts_and_its_time_limit_but_not_its_best_return(name):
     task = TASKS[name]
     facts = environment_facts(task.env_factory().make_native().unwrapped)
     lines = facts.render(task.max_steps).splitlines()
@@ -36,7 +36,7 @@ def test_unknown_environments_and_subclasses_of_known_ones_have_no_facts():
     assert facts_of("Swimmer-v4")[0] is None
 
 
-def test_without_a_limit_no_cap_is_told_and_options_of_the_reset_replace_the_start():
+def test_without_a_limit_no_time_limit_is_described_and_reset_options_replace_the_start():
     facts, _ = facts_of("CartPole-v1")
     assert "cut" not in facts.render(None) and "-0.05" in facts.render(None)
     assert facts.render(9, known_start=False).endswith(
@@ -90,7 +90,7 @@ def test_mountain_cars(id):
     assert np.linspace(-1.2, 0.6, 1801)[heights.argmin()] == pytest.approx(-0.524, abs=1e-3)
 
 
-def test_arguments_of_the_mountain_car_are_told():
+def test_arguments_of_the_mountain_car_are_described():
     facts, _ = facts_of("MountainCar-v0", goal_velocity=0.02)
     assert facts.end == "the position is at least 0.5, and the velocity at least 0.02."
 

@@ -1,4 +1,4 @@
-"""Tests of which policies a prompt shows, and how they are written."""
+"""Tests of the selection and the format of policies in prompts."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def shown(**settings):
     return [int(entry.parameters[0]) for entry in HistoryConfig(**settings).selected(ENTRIES)]
 
 
-def test_all_are_shown_in_order_of_time_unless_some_are_chosen():
+def test_all_policies_are_shown_in_order_of_time_unless_some_are_selected():
     assert shown() == [0, 1, 2, 3, 4, 5]
     assert shown(recent=2) == [4, 5]
     assert shown(recent=0, top_k=3) == [1, 3, 4]
@@ -24,12 +24,12 @@ def test_all_are_shown_in_order_of_time_unless_some_are_chosen():
     assert shown(recent=9) == shown()
 
 
-def test_the_best_stand_last_in_order_of_value_and_the_oldest_of_equals_is_the_best():
+def test_in_order_of_value_the_best_policies_are_last_and_the_oldest_of_equals_is_the_best():
     assert shown(order="value") == [2, 5, 0, 4, 3, 1]
     assert shown(recent=2, top_k=1, order="value") == [5, 4, 1]
 
 
-def test_a_line_says_how_many_episodes_are_behind_the_mean():
+def test_a_line_contains_the_number_of_episodes_of_the_mean():
     entries = [Entry((1.0, -0.5), 23.456, 20), Entry((0.0, 6.0), -1.0, 1)]
     assert HistoryConfig().render(entries, SPACE).splitlines() == [
         "params[0]: 1.0; params[1]: -0.5; f(params): 23.46 (mean of 20 episodes)",
@@ -38,7 +38,7 @@ def test_a_line_says_how_many_episodes_are_behind_the_mean():
     assert HistoryConfig(style="compact").render(entries, SPACE) == "1.0 -0.5 = 23.46 (20)\n0.0 6.0 = -1.00 (1)"
 
 
-def test_values_are_written_as_the_space_has_them():
+def test_values_are_written_with_the_decimals_of_the_space():
     assert render_value(3.0, ParameterSpace(size=1, actions=(0, 3))) == "3"
     assert render_value(1.23456789, ParameterSpace(size=1, decimals=None)) == "1.2346"
     assert render_value(-2.5, ParameterSpace(size=1, decimals=2)) == "-2.50"
@@ -72,12 +72,12 @@ def test_a_history_that_shows_nothing_is_an_error():
         HistoryConfig(recent=0)
 
 
-def test_the_best_are_not_asked_for_where_all_are_shown():
+def test_top_k_without_recent_is_an_error_because_all_policies_are_shown():
     with pytest.raises(ValueError, match="top_k is 20, but recent is null, which shows all; set recent to a number."):
         HistoryConfig(top_k=20)
 
 
-def test_fewer_are_shown_without_the_oldest_or_the_worst_but_with_the_best():
+def test_the_oldest_or_the_worst_policies_are_left_out_but_never_the_best():
     def fewer(most, **settings):
         return [int(entry.parameters[0]) for entry in HistoryConfig(**settings).selected(ENTRIES, most)]
 
@@ -87,7 +87,7 @@ def test_fewer_are_shown_without_the_oldest_or_the_worst_but_with_the_best():
 
 
 @pytest.mark.parametrize("style", ["indexed", "compact", "integers"])
-def test_a_reply_is_written_as_it_is_read(style):
+def test_a_written_reply_is_parsed_to_the_same_parameters(style):
     parameters = np.array([0.5, -6.0])
     text = render_reply(parameters, SPACE, style)
     if style == "integers":

@@ -1,4 +1,4 @@
-"""The search of a language model on the tasks: its budget, its prompts, its records."""
+"""Tests of the search by a language model on the tasks: budget, prompts and records."""
 
 import json
 
@@ -18,7 +18,7 @@ SMALL = SearchBudget(iterations=8, rollouts=2, fresh_episodes=3, checkpoint="a r
 
 
 class Scripted(ChatModel):
-    """Replies with an integer that follows from the seed, or with a word, and has room for so many words."""
+    """Chat model that replies with an integer or a word, depending on the seed, and limits the prompt in words."""
 
     name = "scripted"
 
@@ -43,7 +43,7 @@ def ask_all(searcher, space, count, seed=3):
     return found
 
 
-def test_the_first_proposals_are_those_of_random_search_and_the_others_are_asked_for():
+def test_the_first_proposals_equal_those_of_random_search_and_later_ones_are_requested():
     space, model = ParameterSpace(size=3), Scripted()
     found, random = (ask_all(one, space, 8) for one in (InContextSearcher(model), RandomSearch()))
     np.testing.assert_array_equal(found[:5], random[:5])
@@ -65,7 +65,7 @@ def test_proposals_stay_random_until_two_returns_differ():
     assert first == ["3 numbers from 0 to 120, 4 of 7", "3 numbers from 0 to 120, 5 of 7"], "counted as in training"
 
 
-def test_random_policies_that_all_searchers_are_told_are_not_counted_in_the_prompts():
+def test_warm_up_policies_do_not_count_as_proposals_in_prompts():
     model, function = Scripted(), sample_function(0, FIRST_VALIDATION, held_out=True)
     search_function(InContextSearcher(model, warmup=0), function, 3, warmup=5, iterations=40)
     heads = [prompts[0].partition(":")[0].partition(", ")[2] for prompts in model.prompts]
@@ -73,7 +73,7 @@ def test_random_policies_that_all_searchers_are_told_are_not_counted_in_the_prom
     assert model.prompts[0][0].count("=") == 5, "but their returns are shown"
 
 
-def test_a_restored_search_goes_on():
+def test_a_restored_search_makes_the_same_proposals():
     space = ParameterSpace(size=2, actions=(1, 2, 3))
     whole = ask_all(InContextSearcher(Scripted()), space, 7)
     for count in (3, 6):
@@ -85,7 +85,7 @@ def test_a_restored_search_goes_on():
         np.testing.assert_array_equal(rest.ask(), whole[count])
 
 
-def test_a_record_counts_all_proposals_and_those_without_a_usable_reply(monkeypatch):
+def test_a_record_counts_random_proposals_and_unusable_replies(monkeypatch):
     model = Scripted()
     monkeypatch.setattr("lrl.search.experiments.chat_model_of", lambda checkpoint: model)
     record = search(SearchRun("cart_pole", IN_CONTEXT, 1), SMALL)
@@ -95,7 +95,7 @@ def test_a_record_counts_all_proposals_and_those_without_a_usable_reply(monkeypa
     assert search(SearchRun("cart_pole", IN_CONTEXT, 1), SMALL)["failed"] == 3
 
 
-def test_a_task_without_room_in_the_prompt_is_recorded_as_such(monkeypatch):
+def test_a_task_that_does_not_fit_into_the_prompt_is_recorded_as_unplayable(monkeypatch):
     model = Scripted(words=20)
     monkeypatch.setattr("lrl.search.experiments.chat_model_of", lambda checkpoint: model)
     assert UNPLAYABLE not in search(SearchRun("nim", IN_CONTEXT, 0), SMALL)
@@ -107,12 +107,12 @@ def test_a_task_without_room_in_the_prompt_is_recorded_as_such(monkeypatch):
         InContextSearcher(Scripted(words=1)).setup(ParameterSpace(size=2), 0, 9)
 
 
-def test_it_has_the_seeds_of_a_search():
+def test_the_search_has_the_seeds_of_other_searches():
     assert len(planned(["maze", "hopper"], [IN_CONTEXT])) == 10 + 3
 
 
 @pytest.mark.slow
-def test_the_command_plays_a_checkpoint_beside_the_others(tmp_path, capsys):
+def test_the_command_runs_the_search_of_a_checkpoint_with_the_others(tmp_path, capsys):
     run = tmp_path / "run"
     train_to_search(run)
     words = f"--folder {tmp_path}/records --tasks maze pong --methods random_search in_context --checkpoint {run}"

@@ -14,7 +14,7 @@ def squares(action):
 
 
 def forward_weights(facts):
-    """Weight of the velocity, bonus and weight of the cost in the formula of a reward."""
+    """Return the weight of the velocity, the bonus and the weight of the cost in the formula of a reward."""
     pattern = r"(?:([\d.]+) \* )?v(?: \+ ([\d.]+))? - (?:([\d.]+) \* )?\(sum of the squared numbers of the action\)"
     velocity, bonus, cost = re.match(pattern, facts.reward).groups()
     return float(velocity or 1), float(bonus or 0), float(cost or 1)
@@ -22,7 +22,7 @@ def forward_weights(facts):
 
 @pytest.mark.parametrize("id", ["Swimmer", "Hopper", "Walker2d", "HalfCheetah"])
 @pytest.mark.parametrize("kwargs", [{}, {"forward_reward_weight": 2.0, "ctrl_cost_weight": 0.3}])
-def test_bodies_that_move_forward(id, kwargs):
+def test_rewards_of_bodies_that_move_forward(id, kwargs):
     facts, native = facts_of(f"{id}-v5", **kwargs)
     velocity, bonus, cost = forward_weights(facts)
     native.reset(seed=0)
@@ -60,7 +60,7 @@ def test_what_ends_an_episode_on_legs(id):
     assert healthy(velocity=200.0) == (not others) and native._get_obs().max() <= 10
 
 
-def test_bodies_that_may_fall_are_described_as_such():
+def test_bodies_whose_fall_does_not_end_the_episode_are_described():
     facts, native = facts_of("Hopper-v5", terminate_when_unhealthy=False, healthy_reward=3.0)
     assert facts.end == "nothing ends it early." and forward_weights(facts)[1] == 3
     assert "In steps after which the height is 0.7 m or less; or" in facts.reward
@@ -117,7 +117,7 @@ def test_reacher():
 
 
 @pytest.mark.parametrize("id", BODIES)
-def test_how_bodies_start_and_which_numbers_they_have(id):
+def test_initial_states_and_observations_of_bodies(id):
     facts, native = facts_of(f"{id}-v5")
     assert "reset_noise_scale" not in facts.start
     low, high = native.action_space.low, native.action_space.high
@@ -139,7 +139,7 @@ def test_how_bodies_start_and_which_numbers_they_have(id):
         assert 0.9 * scale < speeds.max() <= scale
 
 
-def test_the_signs_of_pitches():
+def test_signs_of_pitch_angles():
     for id, part, ahead, told in (
         ("Hopper", "thigh_geom", False, "A positive pitch leans forward"),
         ("Walker2d", "thigh_geom", False, "A positive pitch leans forward"),

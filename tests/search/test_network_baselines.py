@@ -1,4 +1,4 @@
-"""PPO and TRPO networks on the tasks of searches: their settings, their budget and their records."""
+"""Tests of PPO and TRPO on the tasks of searches: settings, budget and records."""
 
 import json
 
@@ -22,7 +22,7 @@ from lrl.training.gradient_module import GradientModule
 SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
 
 
-def test_blocks_do_not_overlap_and_are_full():
+def test_blocks_of_episodes_are_complete_and_do_not_overlap():
     assert block_means([1.0, 3.0, 5.0, 7.0, 100.0], 2).tolist() == [2.0, 6.0]
     assert block_means([1.0, 3.0], 3).tolist() == []
 
@@ -43,7 +43,7 @@ def test_a_record_has_the_blocks_of_training_and_the_last_policy_on_fresh_episod
     assert set(search(SearchRun("nim", "ars", 1), SMALL)) <= set(record)
 
 
-def test_the_fresh_episodes_are_those_of_a_search():
+def test_fresh_episodes_equal_those_of_a_search():
     task, seed = TASKS["nim"], headline_seed(0)
     module, _, _ = _fit(task, settings(task, "trpo", seed), SMALL, seed)
     logits, _ = module.policy(torch.eye(11))  # of each number of sticks
@@ -55,7 +55,7 @@ def test_the_fresh_episodes_are_those_of_a_search():
 
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("method", NETWORKS)
-def test_settings_follow_one_rule(name, method):
+def test_settings_follow_the_rule_of_the_module(name, method):
     task = TASKS[name]
     observations, actions = task.env_factory().spaces
     continuous = type(actions).__name__ == "Box"
@@ -92,14 +92,14 @@ def test_training_ends_with_the_budget_of_steps(task):
     assert record["best_iteration"] == pytest.approx(max(record["values"]), abs=1e-6)
 
 
-def test_too_few_steps_are_one_sentence(tmp_path, capsys):
+def test_too_few_steps_raise_one_sentence(tmp_path, capsys):
     command = ["--folder", str(tmp_path), "--tasks", "nim", "--methods", "ppo", "--seeds", "1", "--max_env_steps", "9"]
     with pytest.raises(SystemExit):
         main("lrl search_table", [*command, "--rollouts", "1000", "--fresh_episodes", "1"])
     assert "--max_env_steps is 9, in which " in capsys.readouterr().err and not list(tmp_path.rglob("*.json"))
 
 
-def test_the_command_trains_beside_searches_and_resumes(tmp_path, capsys):
+def test_the_command_trains_networks_with_searches_and_resumes(tmp_path, capsys):
     command = ["--folder", str(tmp_path), "--iterations", "6", "--rollouts", "3", "--fresh_episodes", "4"]
     command += ["--tasks", "nim", "--seeds", "1", "--methods", "random_search"]
     main("lrl search_table", [*command, "ppo"])
@@ -113,7 +113,7 @@ def test_the_command_trains_beside_searches_and_resumes(tmp_path, capsys):
 
 
 def test_a_signal_leaves_no_record(monkeypatch):
-    """Lightning returns from a fit that a SIGTERM has ended."""
+    """Return from ``fit`` as Lightning does after SIGTERM."""
     import lightning as L
 
     monkeypatch.setattr(L.Trainer, "fit", lambda *_, **__: None)

@@ -1,4 +1,4 @@
-"""Maze, Nim, Navigation and Pong, against the numbers that their description gives."""
+"""Tests of Maze, Nim, Navigation and Pong against the numbers in their descriptions."""
 
 from itertools import product
 
@@ -21,7 +21,7 @@ def linear(id):
 
 
 def exact(dynamics, actions, start, steps):
-    """The expected return of a table of actions, each counted from 0."""
+    """Return the expected return of a table of actions, which are counted from 0."""
     policy = np.eye(dynamics.table.num_actions)[np.asarray(actions)]
     return policy_values(dynamics.table, policy, steps)[1][0, start]
 
@@ -29,14 +29,14 @@ def exact(dynamics, actions, start, steps):
 # -- maze ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_table_in_256_solves_the_maze():
+def test_exactly_one_of_256_tables_solves_the_maze():
     values = [exact(maze(), [a, 0, 0, b, 0, 0, c, d, 0], 0, 100) for a, b, c, d in product(range(4), repeat=4)]
     solved = [table for table, value in zip(product(range(4), repeat=4), values, strict=True) if value > 0]
     assert solved == [(1, 1, 2, 2)]  # down, down, right, right
     assert max(values) == pytest.approx(0.96667, abs=1e-5) and min(values) == pytest.approx(-1.11111, abs=1e-5)
 
 
-def test_walls_of_the_maze_hold():
+def test_a_move_into_a_wall_of_the_maze_has_no_effect():
     env = gym.make("lrl/Maze3x3-v0", disable_env_checker=True)
     assert env.reset(seed=0)[0] == 0
     walk = [(0, 0), (3, 0), (2, 1), (1, 1), (2, 2), (1, 5), (3, 4), (1, 4), (0, 4), (2, 5), (1, 5), (0, 2)]
@@ -57,7 +57,7 @@ def nim_table(**entries):
     return table - 1
 
 
-def test_one_table_in_2187_always_wins_nim():
+def test_exactly_one_of_2187_tables_always_wins_nim():
     sticks = (10, 8, 7, 6, 4, 3, 2)
     perfect = {"s10": 1, "s8": 3, "s7": 2, "s6": 1, "s4": 3, "s3": 2, "s2": 1}
     assert exact(nim(), nim_table(**perfect), 10, 10) == pytest.approx(1.0)
@@ -72,7 +72,7 @@ def test_one_table_in_2187_always_wins_nim():
 @pytest.mark.parametrize(
     ("id", "actions"), [("lrl/Nim-v0", (0, 4)), ("lrl/Pong-v0", (-1, 3)), ("lrl/Maze3x3-v0", (-1, 4))]
 )
-def test_illegal_actions_are_not_taken_for_others(id, actions):
+def test_illegal_actions_raise(id, actions):
     env = gym.make(id, disable_env_checker=True)
     env.reset(seed=0)
     for action in actions:
@@ -103,16 +103,16 @@ def test_the_opponent_of_nim_is_perfect_and_taking_the_last_stick_loses():
 
 FOLLOW = np.zeros((6, 3))
 FOLLOW[0, :2], FOLLOW[2, :2] = (1, -1), (-1, 1)
-"""Up scores paddle minus ball, down the negative, nothing zero."""
+"""Weights of a linear policy: the score of up is paddle minus ball, that of down the negative, that of nothing zero."""
 
 
-def test_three_hits_are_full_score_and_a_linear_policy_has_them():
+def test_a_linear_policy_of_pong_reaches_the_maximum_of_three_hits():
     policy, factory = linear("lrl/Pong-v0")
     trial = play_parameters(policy, factory, FOLLOW.ravel(), np.arange(200), 1000)
     assert trial.returns.tolist() == [3.0] * 200 and trial.env_steps == 200_000
 
 
-def test_paddles_that_do_not_follow_hit_as_seldom_as_described():
+def test_paddles_that_do_not_follow_the_ball_rarely_hit_it():
     policy, factory = linear("lrl/Pong-v0")
     up = play_parameters(policy, factory, np.zeros(18), np.arange(500), 1000)
     assert up.value == pytest.approx(0.2, abs=0.06)
@@ -158,7 +158,7 @@ def test_pong_serves_and_bounces_as_described():
 # -- navigation ----------------------------------------------------------------------------------------------------
 
 
-def test_distances_are_those_of_a_ruler():
+def test_distances_to_walls_are_exact():
     places = np.array([[1.5, 10.0], [1.5, 18.6], [9.9, 10.0]])
     seen = distances(places, np.array([0.0, np.pi / 2, np.pi]))  # to +y, to +x, to -y
     root = np.sqrt(2)

@@ -1,4 +1,4 @@
-"""Whole episodes with the parameters of a small policy, against plain loops over Gymnasium's own environments."""
+"""Tests of episodes with given parameters against plain loops over Gymnasium's environments."""
 
 import time
 
@@ -12,7 +12,7 @@ from lrl.search.policies import LinearPolicy, TabularPolicy
 from lrl.search.rollouts import SeparateEnvs, describe, fresh_seeds, make_batched, play_parameters, proposal_seeds
 
 BALANCED = np.array([-0.5, 0.5, -0.5, 0.5, -6.0, 6.0, -2.0, 2.0, 0.0, 0.0])
-"""A linear policy of CartPole that never falls."""
+"""Parameters of a linear policy of CartPole that never falls."""
 
 
 def policy_for(id, kwargs=None):
@@ -24,7 +24,7 @@ def policy_for(id, kwargs=None):
 
 
 def plain_returns(id, kwargs, policy, parameters, seeds, max_steps):
-    """Play one episode after the other, as anybody would."""
+    """Play one episode after the other in a plain loop."""
     env, decide, returns, steps = gym.make(id, **(kwargs or {})), policy.decider(parameters), [], 0
     for seed in seeds:
         observation, _ = env.reset(seed=int(seed))
@@ -54,7 +54,7 @@ def plain_returns(id, kwargs, policy, parameters, seeds, max_steps):
         ("InvertedPendulum-v5", None, 100),
     ],
 )
-def test_episodes_side_by_side_are_those_of_a_plain_loop(id, kwargs, max_steps):
+def test_parallel_episodes_equal_episodes_of_a_plain_loop(id, kwargs, max_steps):
     policy, factory = policy_for(id, kwargs)
     envs, rng, lengths = make_batched(factory, 7), np.random.default_rng(0), set()
     for proposal in range(3):
@@ -69,7 +69,7 @@ def test_episodes_side_by_side_are_those_of_a_plain_loop(id, kwargs, max_steps):
     envs.close()
 
 
-def test_an_episode_does_not_depend_on_what_is_beside_it():
+def test_an_episode_does_not_depend_on_other_episodes():
     for id in ("CartPole-v1", "lrl/Navigation-v0", "FrozenLake-v1"):
         policy, factory = policy_for(id)
         parameters, seeds = policy.parameter_space().sample(np.random.default_rng(1)), proposal_seeds(3, 0, 12)
@@ -82,7 +82,7 @@ def test_an_episode_does_not_depend_on_what_is_beside_it():
         assert alone.returns.tolist() == wanted.returns[7:8].tolist()
 
 
-def test_environments_that_must_be_reset_after_their_end_play_the_same():
+def test_environments_that_must_be_reset_after_their_end_play_the_same_episodes():
     policy, factory = policy_for("CartPole-v1")
     sync = SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 6, autoreset_mode=AutoresetMode.DISABLED)
     parameters, seeds = np.arange(10) - 4.5, fresh_seeds(0, 9)
@@ -92,7 +92,7 @@ def test_environments_that_must_be_reset_after_their_end_play_the_same():
     assert theirs.returns.tolist() == ours.returns.tolist()
 
 
-def test_an_environment_is_built_once(monkeypatch):
+def test_each_environment_is_created_once(monkeypatch):
     policy, factory = policy_for("InvertedPendulum-v5")
     envs = make_batched(factory, 20)
     assert isinstance(envs, SeparateEnvs)
@@ -117,7 +117,7 @@ def test_no_seed_is_used_twice():
     assert len(set(np.concatenate(every).tolist())) >= 8500 - 1  # 31 bits may collide once in a while
 
 
-def test_what_cannot_be_played_raises_one_sentence():
+def test_an_environment_that_cannot_be_played_raises_one_sentence():
     policy, factory = policy_for("CartPole-v1")
     with pytest.raises(ValueError, match="seeds is empty; there must be one for each episode."):
         play_parameters(policy, factory, BALANCED, [], 10)

@@ -1,4 +1,4 @@
-"""Searches on the tasks: records, both rules, and what a second call finds."""
+"""Tests of searches on the tasks: records, both rules, and repeated calls."""
 
 import json
 
@@ -26,7 +26,7 @@ from lrl.search.tasks import TASKS
 SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
 
 
-def test_a_record_has_both_figures():
+def test_a_record_contains_both_figures():
     trials = []
     record = search(SearchRun("cart_pole", "random_search", 2), SMALL, trials.append)
     values = [trial.value for trial in trials]
@@ -90,7 +90,7 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
 
 
 @pytest.mark.distributed
-def test_processes_find_what_one_process_finds(tmp_path):
+def test_several_processes_make_the_same_records_as_one(tmp_path):
     runs, found = planned(["maze", "nim"], ["ars"], 1), []
     search_all(runs, SMALL, tmp_path, jobs=2, on_record=found.append)
     for run in runs:
@@ -100,7 +100,7 @@ def test_processes_find_what_one_process_finds(tmp_path):
 
 
 @pytest.mark.distributed
-def test_an_error_is_seen_before_all_other_runs_have_finished(tmp_path):
+def test_an_error_is_reported_before_all_other_runs_have_finished(tmp_path):
     runs = [SearchRun("maze", "none", 0), *planned(["nim"], ["random_search"], 40)]
     with pytest.raises(KeyError, match="none"):
         search_all(runs, SMALL, tmp_path, jobs=2)
@@ -156,7 +156,7 @@ def recorded(best, fresh, episodes=8000, env_steps=70_000):
     return {"best_iteration": best, "fresh": fresh, **played}
 
 
-def test_tables_show_both_rules_and_what_is_missing():
+def test_tables_show_both_rules_and_unfinished_runs():
     seeds = [SearchRun("maze", "ars", index) for index in range(5)]
     records = dict(zip(seeds, [recorded(0.9, 0.5), recorded(1.0, 0.6), *[recorded(0.8, 0.4)] * 3]))
     records |= {SearchRun("maze", "cma_es", index): None for index in range(5)}
@@ -189,7 +189,7 @@ def test_tables_count_tasks_that_at_least_one_search_reaches():
     assert reached_text(alone, "best_iteration").endswith("ars 2 and 1 of 3; ppo 3 and 2 of 3.")
 
 
-def test_tables_show_what_was_played():
+def test_tables_show_episodes_and_steps():
     records = {
         SearchRun("maze", "ars", 0): recorded(0.9, 0.5, 8000, 70_000),
         SearchRun("maze", "ppo", 0): recorded(0.9, 0.5, 8010, 61_000),
@@ -203,7 +203,7 @@ def test_tables_show_what_was_played():
     assert "the best mean of as many" not in search_tables({run: records[run] for run in list(records)[:1]})
 
 
-def test_a_task_that_cannot_be_played_has_one_word_and_counts_as_not_reached():
+def test_a_task_that_cannot_be_played_is_marked_and_counts_as_not_reached():
     too_large = {UNPLAYABLE: "no room"}
     records = {SearchRun(task, "in_context", seed): too_large for task in ("walker2d", "hopper") for seed in range(2)}
     counts = [{"failed": 6, "warmup": 5}, {"failed": 0, "warmup": 203}]

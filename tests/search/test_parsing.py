@@ -1,4 +1,4 @@
-"""Tests of what is read from the responses of language models that propose parameters."""
+"""Tests of the parser of proposals in replies of language models."""
 
 import contextlib
 import signal
@@ -48,7 +48,7 @@ VALUES = [1.2, -0.5, 3.0]
         "[\n  1.2,\n  -0.5,\n  3.0\n]",
     ],
 )
-def test_a_proposal_is_read_however_it_is_written(text):
+def test_proposals_are_parsed_in_all_common_formats(text):
     assert parse_parameters(text, THREE) == VALUES
 
 
@@ -93,7 +93,7 @@ def test_a_proposal_is_read_however_it_is_written(text):
         ("params[0]: 1.2.3, params[1]: 2, params[2]: 3", "2 values were given; there must be 3, and params[0] is"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(text, sentence):
+def test_an_unusable_reply_raises_one_sentence(text, sentence):
     with pytest.raises(ProposalError) as caught:
         parse_parameters(text, THREE)
     assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
@@ -107,7 +107,7 @@ def test_a_table_holds_legal_actions_only():
             parse_parameters(text, TABLE)
 
 
-def test_the_last_number_of_a_reply_that_was_cut_does_not_count():
+def test_the_last_number_of_a_truncated_reply_is_ignored():
     text = "params[0]: 1.2, params[1]: -0.5, params[2]: 3"
     assert parse_parameters(text, THREE) == VALUES
     with pytest.raises(ProposalError, match="cut at its maximum length: 2 values were given; there must be 3"):
@@ -115,7 +115,7 @@ def test_the_last_number_of_a_reply_that_was_cut_does_not_count():
     assert parse_parameters(text + "\nBecause it is n", THREE, cut=True) == VALUES
 
 
-def test_one_parameter_is_a_list_as_well():
+def test_a_single_parameter_is_parsed_like_a_list():
     one = ParameterSpace(size=1)
     for text in ("params[0]: 2", "2", "[2]", "params = [2.0]"):
         assert parse_parameters(text, one) == [2]
@@ -149,7 +149,7 @@ LONG = 20_000
     ids=lambda text: f"{text[:12]}..{text[-8:]}",
 )
 @pytest.mark.parametrize("cut", [False, True])
-def test_the_time_to_read_a_reply_is_linear_in_its_length(text, cut):
+def test_the_time_to_parse_a_reply_is_linear_in_its_length(text, cut):
     def stop(*_):
         raise TimeoutError("reading the reply takes longer than 1 s of the processor")
 

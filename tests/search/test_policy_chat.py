@@ -1,4 +1,4 @@
-"""A text policy as a chat model responds with the tokens that it samples, and says why a response ends."""
+"""Tests of a text policy as a chat model."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def chat():
     return chat
 
 
-def test_a_response_depends_on_its_seed_alone(chat):
+def test_a_response_depends_on_its_seed_only(chat):
     sampling = SamplingConfig(max_new_tokens=6)
     both = chat.complete(CONVERSATIONS, sampling, [3, 4])
     (alone,) = chat.complete(CONVERSATIONS[1:], sampling, [4])
@@ -33,7 +33,7 @@ def test_a_response_depends_on_its_seed_alone(chat):
     assert both[0].prompt_tokens == len(chat.policy.encode("You are at S.", ()))
 
 
-def test_a_response_whose_last_token_is_the_end_token_is_not_cut(chat, monkeypatch):
+def test_a_response_that_ends_with_the_end_token_is_not_truncated(chat, monkeypatch):
     end = chat.policy.language_model.tokenizer.eos_id
     ids = torch.tensor([[end + 1, end], [end + 1, end + 2]])
 
@@ -51,7 +51,7 @@ def test_a_response_whose_last_token_is_the_end_token_is_not_cut(chat, monkeypat
     assert [response.finish_reason for response in responses] == ["stop", "length"]
 
 
-def test_a_checkpoint_of_another_policy_is_refused(monkeypatch):
+def test_a_checkpoint_of_another_policy_raises(monkeypatch):
     monkeypatch.setattr("lrl.search.in_context.load_policy", lambda name: type("Loaded", (), {"policy": 1}))
     with pytest.raises(ValueError, match="chat_model.checkpoint is 'runs/x', a int; it must be a TextPolicy"):
         _ = PolicyChatModel("runs/x").policy
@@ -71,7 +71,7 @@ def test_a_conversation_fits_into_the_prompt_and_a_reply_into_the_response(chat)
     assert not chat.fits(conversation, sampling) and chat.fits(conversation, SamplingConfig(max_new_tokens=5))
 
 
-def test_a_checkpoint_that_is_not_there_is_named_by_its_key_before_it_is_asked(tmp_path):
+def test_a_missing_checkpoint_is_reported_by_its_key_before_the_first_request(tmp_path):
     said = "chat_model.checkpoint is '.*nowhere'; it must be a checkpoint, or a run directory that holds one"
     with pytest.raises(ValueError, match=said) as error:
         PromptedSearcher(PolicyChatModel(str(tmp_path / "nowhere"))).setup(ParameterSpace(size=2), 0, 5)

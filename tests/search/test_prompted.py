@@ -18,7 +18,7 @@ OPTIMUM = np.array([2.0, -3.0, 0.5, 4.0])
 
 
 class Scripted(ChatModel):
-    """Replies with given texts, one after the other, and takes prompts of so many words."""
+    """Chat model that replies with given texts in order, and limits the prompt in words."""
 
     name = "scripted"
 
@@ -59,7 +59,7 @@ def played(parameters, value=1.0):
     return Trial(parameters=np.asarray(parameters, dtype=float), returns=np.array([value]), env_steps=1)
 
 
-def test_a_reply_is_asked_for_again_with_the_reason_in_the_prompt():
+def test_a_rejected_reply_is_requested_again_with_the_reason_in_the_prompt():
     searcher = searcher_of("No.", "params[0]: 1", "params[0]: 7, params[1]: 0", "CUT 1, 2", "1.04 -2")
     assert searcher.ask().tolist() == [1.0, -2.0]  # rounded
     prompts = searcher.chat_model.prompts
@@ -89,7 +89,7 @@ def test_parameters_that_were_tried_are_rejected_unless_they_may_be_repeated():
     assert searcher.ask().tolist() == [1, 2]
 
 
-def test_tries_are_bounded_and_what_follows_is_chosen():
+def test_the_number_of_attempts_is_limited_and_on_failure_selects_what_follows():
     searcher = searcher_of(*["No."] * 9, max_tries=3)
     sentence = "scripted gave no usable proposal 1 in searcher.max_tries 3 replies; .* No parameters were found"
     with pytest.raises(ValueError, match=sentence):
@@ -102,7 +102,7 @@ def test_tries_are_bounded_and_what_follows_is_chosen():
 
 
 def climb(searcher, iterations, told=()):
-    """Search the maximum of a quadratic; return all proposals."""
+    """Search the maximum of a quadratic function, and return all proposals."""
     proposals = [proposal.tolist() for proposal in told]
     for _ in range(iterations):
         proposal = searcher.ask()
@@ -112,7 +112,7 @@ def climb(searcher, iterations, told=()):
 
 
 @pytest.mark.parametrize("style", ["indexed", "compact"])
-def test_a_model_that_climbs_from_the_history_in_the_prompt_gets_to_the_top(style):
+def test_a_model_that_climbs_from_the_history_finds_the_maximum(style):
     histories = HistoryConfig(style=style), HistoryConfig(style=style, recent=1)
     distances = []
     for history in histories:
@@ -142,7 +142,7 @@ def test_a_restored_search_has_the_same_history_and_proposals():
     assert climb(other, 5) != begun
 
 
-def test_the_stand_in_writes_legal_tables():
+def test_the_stand_in_proposes_legal_tables():
     searcher = PromptedSearcher(HillClimbingChatModel())
     table = ParameterSpace(size=6, actions=(1, 2, 3))
     searcher.setup(table, 0, 40)
@@ -153,7 +153,7 @@ def test_the_stand_in_writes_legal_tables():
     assert max(entry.value for entry in searcher.entries) == 6
 
 
-def test_the_stand_in_says_what_it_does_not_read():
+def test_the_stand_in_raises_for_prompts_that_it_does_not_support():
     for told in (0, 2):
         searcher = PromptedSearcher(HillClimbingChatModel(), history=HistoryConfig(style="integers"))
         searcher.setup(SPACE, 0, 40)
@@ -163,7 +163,7 @@ def test_the_stand_in_says_what_it_does_not_read():
             searcher.ask()
 
 
-def test_what_a_proposal_takes_is_counted_and_a_restored_search_goes_on_counting():
+def test_costs_of_proposals_are_counted_and_a_restored_search_continues_the_counts():
     def fresh(*replies):
         searcher = searcher_of(*replies)
         searcher.chat_model.usage = {"requests": 10, "retries": 3, "cost": 7.0, "cached": 0}  # by somebody else before
@@ -184,7 +184,7 @@ def test_what_a_proposal_takes_is_counted_and_a_restored_search_goes_on_counting
     assert restored.usage == {"requests": 8, "retries": 4, "cost": 2.0, "cached": 0}
 
 
-def test_what_a_request_that_fails_for_good_takes_is_counted():
+def test_costs_of_a_failed_request_are_counted():
     searcher = searcher_of()
     searcher.chat_model.usage = {"requests": 0, "retries": 0, "cost": 0.0}
     with pytest.raises(IndexError):
@@ -201,13 +201,13 @@ def test_what_a_request_that_fails_for_good_takes_is_counted():
         ({"step_size": None}, "searcher.prompt.step_size is None"),
     ],
 )
-def test_settings_of_the_prompt_that_integers_would_ignore_are_one_sentence(prompt, said):
+def test_prompt_settings_that_style_integers_ignores_raise_one_sentence(prompt, said):
     with pytest.raises(ValueError, match=f"{said}, but history.style is integers, which has no such sentence; leave"):
         searcher_of(prompt=SearchPrompt(**prompt), history=HistoryConfig(style="integers"))
 
 
 @pytest.mark.parametrize("style", ["integers", "compact"])
-def test_a_greedy_request_that_would_be_the_same_again_is_sampled(style):
+def test_a_repeated_greedy_request_is_sampled(style):
     greedy = SamplingConfig(temperature=0.0, max_new_tokens=64)
     space = ParameterSpace(size=1 if style == "integers" else 2)
     proposals = ("1", "2") if style == "integers" else ("1 2", "1 3")
@@ -220,7 +220,7 @@ def test_a_greedy_request_that_would_be_the_same_again_is_sampled(style):
     assert searcher.chat_model.temperatures[-1] == 0
 
 
-def test_policies_that_are_least_worth_showing_are_left_out_until_the_prompt_fits(caplog, monkeypatch):
+def test_the_least_useful_policies_are_left_out_until_the_prompt_fits(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     shown = {"value": ["4 = 4.00", "5 = 5.00", "6 = 9.00"], "time": ["6 = 9.00", "2 = 2.00", "3 = 3.00"]}
     for order, expected in shown.items():
@@ -243,7 +243,7 @@ def test_policies_that_are_least_worth_showing_are_left_out_until_the_prompt_fit
 
 
 @pytest.mark.parametrize("order", ["value", "time"])
-def test_a_model_that_rejects_long_prompts_is_shown_fewer_policies_for_the_rest_of_the_search(order):
+def test_after_a_rejected_long_prompt_later_prompts_have_fewer_policies(order):
     replies, space = ["0", *"0000"], ParameterSpace(size=1, actions=tuple(range(100)))
     settings = {"history": HistoryConfig(style="compact", order=order), "allow_repeats": True}
     searcher = PromptedSearcher(Scripted(*replies), **settings)
@@ -269,7 +269,7 @@ def test_a_model_that_rejects_long_prompts_is_shown_fewer_policies_for_the_rest_
         searcher.ask()
 
 
-def test_a_search_whose_prompt_or_reply_cannot_fit_is_one_sentence_before_it_begins():
+def test_a_prompt_or_reply_that_cannot_fit_raises_one_sentence_before_the_search():
     for words, tokens, said in (
         (
             5,
@@ -283,7 +283,7 @@ def test_a_search_whose_prompt_or_reply_cannot_fit_is_one_sentence_before_it_beg
             searcher.setup(ParameterSpace(size=2), 0, 5)
 
 
-def test_a_prompt_that_gets_too_long_for_a_single_policy_is_one_sentence():
+def test_a_prompt_that_becomes_too_long_for_one_policy_raises_one_sentence():
     searcher = searcher_of("1 2")
     searcher.tell(played([1, 2]))
     searcher.chat_model.words = 5
@@ -291,7 +291,7 @@ def test_a_prompt_that_gets_too_long_for_a_single_policy_is_one_sentence():
         searcher.ask()
 
 
-def test_a_chat_model_that_cannot_be_had_is_noticed_before_the_search_begins():
+def test_an_unavailable_chat_model_raises_before_the_search():
     class Absent(Scripted):
         def connect(self):
             raise ValueError("chat_model.checkpoint is 'x'")

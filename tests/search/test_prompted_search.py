@@ -1,4 +1,4 @@
-"""Searches as Lightning runs: what a step plays, what the policy holds, and how a search resumes."""
+"""Tests of searches as Lightning runs: steps, the parameters of the policy, and resuming."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.progress import ConsoleProgress
 
 
-def test_a_run_plays_what_the_plain_loop_plays(tmp_path):
+def test_a_run_plays_the_same_episodes_as_a_plain_loop(tmp_path):
     run = SearchRun("cart_pole", "cma_es", 0)
     record = plain_search(run, SearchBudget(iterations=12, rollouts=3, fresh_episodes=1))
     data = data_of(num_iterations=12, warmup=0, max_steps=500, seed=headline_seed(0))
@@ -39,7 +39,7 @@ def test_a_run_plays_what_the_plain_loop_plays(tmp_path):
     assert data.clocks["env_steps"] == record["env_steps"] and data.clocks["episodes"] == 12 * 3
 
 
-def test_the_policy_holds_the_first_of_the_best_and_rows_say_what_it_took(tmp_path):
+def test_the_policy_has_the_first_of_the_best_parameters_and_rows_contain_the_costs(tmp_path):
     trainer = fit(tmp_path, CollectionCheckpoint(1))
     module, rows = trainer.lightning_module, [row for _, row in trainer.logger.rows]
     means = [np.mean(trial["returns"]) for trial in module.trials]
@@ -94,7 +94,7 @@ def assert_same_search(resumed, whole):
 
 @pytest.mark.parametrize("kind", ["prompted", "cma", "random"])
 @pytest.mark.parametrize(("stop", "played"), [(StopAt, 1), (StopAt, 5), (SignalAt, 4), (SignalAt, 7)])
-def test_a_search_that_was_stopped_goes_on_with_the_same_proposals(kind, stop, played, tmp_path):
+def test_a_stopped_search_resumes_with_the_same_proposals(kind, stop, played, tmp_path):
     whole = fit(tmp_path / "whole", CollectionCheckpoint(1), module=module_of(kind))
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         fit(tmp_path / "half", stop(played), CollectionCheckpoint(1), module=module_of(kind))
@@ -115,7 +115,7 @@ def test_a_killed_search_resumes_with_the_same_history_and_proposals(processes, 
 
 
 @pytest.mark.parametrize("max_epochs", [8, 100])
-def test_a_finished_search_that_is_resumed_plays_nothing_more_and_has_all_records(max_epochs, tmp_path):
+def test_a_finished_search_that_is_resumed_plays_nothing_and_writes_all_records(max_epochs, tmp_path):
     before = fit(tmp_path, CollectionCheckpoint(1))
     last, more = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "more"
     resumed = fit(more, CollectionCheckpoint(1), SearchPictures(), ckpt_path=last, max_epochs=max_epochs)
@@ -126,7 +126,7 @@ def test_a_finished_search_that_is_resumed_plays_nothing_more_and_has_all_record
     assert (more / "search.png").is_file() and (more / "parameters.png").is_file()
 
 
-def test_a_search_ends_by_itself_and_stops_early(tmp_path):
+def test_a_search_ends_after_its_last_proposal_or_stops_early(tmp_path):
     trainer = fit(tmp_path, max_epochs=50)
     assert trainer.datamodule.played == 8
     for episodes in (4, 0):
@@ -160,7 +160,7 @@ def test_a_search_is_not_resumed_by_another_searcher(before, after, said, tmp_pa
         fit(tmp_path / "more", module=PromptedSearchModule(LinearPolicy(), after), ckpt_path=last)
 
 
-def test_a_resumed_search_has_the_policies_and_the_schedule_that_it_had(tmp_path):
+def test_a_resumed_search_has_the_same_policies_and_schedule(tmp_path):
     module, cross_entropy = module_of("cma"), CrossEntropyMethod(population_size=3)
     fit(tmp_path / "cma", CollectionCheckpoint(1), module=module)
     last = tmp_path / "cma" / "checkpoints" / "last.ckpt"
@@ -189,7 +189,7 @@ def test_a_run_directory_has_all_proposals_and_two_pictures(tmp_path):
         assert (tmp_path / "more" / picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_that_ends_before_the_search_says_so(tmp_path, caplog, monkeypatch):
+def test_a_run_that_ends_before_the_search_warns(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     fit(tmp_path, max_epochs=3)
     assert "trainer.max_epochs is 3, which ends the search early: it plays 8 policies" in caplog.text
@@ -222,7 +222,7 @@ def test_data_that_do_not_fit_raise_one_sentence(tmp_path):
         fit(tmp_path, data=data_of("FrozenLake-v1"))
 
 
-def test_the_found_policy_is_what_evaluate_loads(tmp_path):
+def test_evaluate_loads_the_best_policy(tmp_path):
     trainer = fit(tmp_path, CollectionCheckpoint(1))
     path = tmp_path / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)

@@ -1,4 +1,4 @@
-"""Tests of what prompts say, and of what they leave out."""
+"""Tests of the content of prompts."""
 
 import numpy as np
 import pytest
@@ -17,13 +17,13 @@ TASK = TaskText(environment="A pole stands on a cart.", policy="it is linear.")
 
 
 def text_of(prompt=None, space=REAL, **settings):
-    """The one message of a prompt."""
+    """Return the message of a prompt."""
     (message,) = (prompt or SearchPrompt()).render(space=space, task=TASK, **{"history": "H"} | settings)
     assert message["role"] == "user"
     return message["content"]
 
 
-def test_numbers_only_unless_the_environment_is_described():
+def test_prompts_contain_only_numbers_unless_the_environment_is_described():
     plain, plus = text_of(), text_of(SearchPrompt(describe_environment=True))
     assert "unknown function" in plain and "policy" not in plain and "pole" not in plain
     assert "A pole stands on a cart." in plus and "it is linear." in plus and "unknown function" not in plus
@@ -34,22 +34,22 @@ def test_numbers_only_unless_the_environment_is_described():
     assert plain.split("\n\n", 1)[1] in plus  # everything else is the same
 
 
-def test_repeats_are_forbidden_where_they_are_rejected():
+def test_prompts_forbid_repeats_unless_they_are_allowed():
     assert "tried before must not be proposed again" in text_of()
     assert "tried before" not in text_of(allow_repeats=True)
 
 
-def test_the_real_number_of_iterations_is_told_from_one():
+def test_prompts_contain_the_actual_number_of_iterations_counted_from_one():
     assert "This is proposal 7 of 30." in text_of(iteration=7, total=30)
     assert "400" not in text_of(iteration=7, total=30)
 
 
-def test_the_optimum_is_told_only_where_it_is_given():
+def test_prompts_contain_the_optimum_only_if_it_is_set():
     assert "maximum of f is about 500" in text_of(SearchPrompt(optimum=500))
     assert "is about" not in text_of().replace("by about", "")
 
 
-def test_the_step_size_is_for_real_parameters_and_can_be_left_out():
+def test_the_step_size_applies_to_real_parameters_and_can_be_left_out():
     assert "by about 0.1 from good ones" in text_of(SearchPrompt(step_size=0.1))
     assert "by about" not in text_of(SearchPrompt(step_size=None)) and "by about" not in text_of(space=TABLE)
     assert "Each is one of 0, 1, 2." in text_of(space=TABLE)
@@ -62,13 +62,13 @@ def test_the_reply_is_shown_as_a_pattern():
     assert "3 numbers in one line" in text_of(style="compact") and "params[0]" not in text_of(style="compact")
 
 
-def test_a_rejection_is_the_last_sentence_and_only_there_is_one():
+def test_a_rejection_is_the_last_sentence_of_the_prompt():
     told = text_of(complaint="2 values were given; there must be 3.")
     assert told.endswith("was rejected: 2 values were given; there must be 3. Correct that.")
     assert "rejected" not in text_of()
 
 
-def test_an_empty_history_is_said_to_be_empty():
+def test_prompts_say_if_the_history_is_empty():
     assert "Nothing was tried so far." in text_of(history="")
     assert "Tried so far, oldest first:\nH" in text_of()
     assert "Tried so far, worst first:\nH" in text_of(order="value")
@@ -84,7 +84,7 @@ def codec_of(observed, acted, names=None):
 
 
 def evaluated(words, symbol, seen, values):
-    """The outputs that the formulas in a description give."""
+    """Return the outputs of the formulas in a description."""
     formulas = [part.split(" = ")[1] for part in words.split(".", 1)[0].split(": ", 1)[1].split("; ")]
     assert len(formulas) == words.split(".", 1)[0].count(f"{symbol}[")
     return [eval(formula, {"s": seen, "params": values}) for formula in formulas]  # of our own text
@@ -115,7 +115,7 @@ def test_actions_and_states_are_named():
     assert "36 is row 3 column 0" in words and "47 is row 3 column 11" in words
 
 
-def test_the_environment_is_described_with_its_numbers_and_without_the_form_of_replies_that_act_in_it():
+def test_the_environment_is_described_with_native_numbers_and_without_the_action_format():
     car = environment_in_words(GymnasiumEnvs("MountainCarContinuous-v0").codec)
     assert car == (
         "A weak car stands in a valley. Swing it up to the flag on the right hill with little force. The numbers of an "

@@ -12,7 +12,7 @@ from lrl.search.tables import gains, gains_table, has_gains, is_better
 
 
 def records(**tasks):
-    """Records of both methods: a list of pairs, the model's figure first, per task."""
+    """Return records of both methods from pairs per task: the figures of the model and of random search."""
     made = {}
     for task, pairs in tasks.items():
         for index, pair in enumerate(pairs):
@@ -33,11 +33,11 @@ def test_differences_are_those_of_the_same_seed():
     ("differences", "better"),
     [([1, 1], False), ([1, 2, 3], True), ([1, 2, 0], False), ([1, 1, 1, 1, -0.5], True), ([9, -9, 9, -9, 9], False)],
 )
-def test_better_is_beyond_the_interval_or_on_every_seed_of_few(differences, better):
+def test_a_gain_needs_an_interval_above_zero_or_a_gain_on_each_of_few_seeds(differences, better):
     assert is_better(np.array(differences, dtype=float)) is better
 
 
-def test_the_table_counts_tasks():
+def test_the_table_counts_tasks_with_a_gain():
     made = records(maze=[(3, 1), (4, 2), (5, 4)], nim=[(1, 2), (1, 0), (3, 0)], pong=[(2, None)])
     text = gains_table(made)
     assert "| maze | 3 | +2, +2, +1 | +2, +2, +1 |" in text and "| nim | 3 | -1, +1, +3 |" in text
@@ -49,7 +49,7 @@ def test_the_table_counts_tasks():
     assert "| maze | 5 | +1.8 (+1.4 to +2) |" in five
 
 
-def test_random_replies_are_never_better():
+def test_random_proposals_never_count_as_a_gain():
     made = records(maze=[(3, 1), (4, 2), (5, 4)])
     made[SearchRun("maze", "in_context", 1)]["failed"] = 9
     assert "| maze | 3 | random replies | random replies |" in gains_table(made)

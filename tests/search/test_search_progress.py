@@ -1,4 +1,4 @@
-"""The figure of the best so far: its curves, its bands and its panels."""
+"""Tests of the figure of the best mean return so far: curves, bands and panels."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def record(*values, rollouts=2):
     return {"values": list(values), "rollouts": rollouts}
 
 
-def test_few_seeds_have_a_band_from_the_worst_to_the_best():
+def test_few_seeds_have_a_band_from_the_minimum_to_the_maximum():
     curve = progress_curve("ars", [record(0.0, 4.0, 2.0), record(1.0, 1.0, 3.0)])
     assert curve.clock.tolist() == [2, 4, 6] and curve.centre.tolist() == [0.5, 2.5, 3.5]
     assert curve.lower.tolist() == [0, 1, 3] and curve.upper.tolist() == [1, 4, 4] and curve.num_runs == 2
@@ -60,7 +60,7 @@ def test_there_is_a_panel_for_each_task_and_the_published_figure(tmp_path, monke
     assert figure.axes[3].get_ylim()[0] > -20, "the first policy does not set the axis"
 
 
-def test_what_has_not_finished_or_was_random_is_not_drawn(tmp_path, monkeypatch):
+def test_unfinished_and_random_runs_are_not_drawn(tmp_path, monkeypatch):
     lucky = record(1.0, 2.0) | {"failed": 395, "iterations": 400}
     records = {SearchRun("maze", "in_context", 0): lucky, SearchRun("maze", "ars", 0): record(0.5, 1.0)}
     records |= {SearchRun("nim", "in_context", 0): lucky, SearchRun("pong", "ars", 0): None}

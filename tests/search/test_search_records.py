@@ -1,4 +1,4 @@
-"""Reports of searches: what was planned, the best so far of each record, and tables made from a kept file."""
+"""Tests of reports of searches: planned runs, the best value so far, and tables of a kept file."""
 
 import json
 from pathlib import Path
@@ -37,13 +37,13 @@ RECORDS = {
 }
 
 
-def test_the_best_so_far_is_kept_where_it_changes_and_where_it_ends():
+def test_the_best_so_far_is_kept_at_improvements_and_at_the_end():
     series = best_so_far(record([0.1, 0.3, 0.2, 0.3, 0.5, 0.4]))
     assert series.clock.tolist() == [2, 4, 10, 12] and series.values.tolist() == [0.1, 0.3, 0.5, 0.5]
     assert best_so_far(record([2.0])).clock.tolist() == [2]
 
 
-def test_a_report_says_what_was_planned_and_has_the_same_curves(tmp_path):
+def test_a_report_contains_planned_runs_and_the_same_curves(tmp_path):
     write_report(search_report(RECORDS, {"command": "x"}), tmp_path / "new" / "a.json")
     report = json.loads((tmp_path / "new" / "a.json").read_text())
     assert report["command"] == "x" and report["planned"] == [
@@ -93,7 +93,7 @@ def test_a_table_of_the_documentation_is_made_from_a_kept_file():
             filled(kind)
 
 
-def test_a_row_has_all_yardsticks_and_the_budget():
+def test_a_row_contains_all_reference_returns_and_the_budget():
     table = rule_table(RECORDS, "fresh").splitlines()
     heads = "| nothing | random | ceiling | budget |"
     names = "published ProPS | published ProPS+"
@@ -142,7 +142,7 @@ def test_finished_runs_of_a_kept_report_are_not_run_again(tmp_path, capsys):
         ("another budget", "--iterations is 7, but finished has nim random_search 0, which was made with 6; "),
     ],
 )
-def test_a_report_that_cannot_be_gone_on_from_is_an_error(tmp_path, capsys, text, sentence):
+def test_an_unsuitable_report_raises(tmp_path, capsys, text, sentence):
     report, folder = tmp_path / "all.json", tmp_path / "records"
     if text == "another budget":
         run = SearchRun("nim", "random_search", 0)

@@ -1,4 +1,4 @@
-"""The whole loop of a prompted search over HTTP, by a stand-in that climbs hills: an integration test, not a result."""
+"""Integration tests of prompted search over HTTP, with a stand-in for the language model."""
 
 import csv
 import json
@@ -12,18 +12,18 @@ from lrl.search.tasks import TASKS
 
 pytest.importorskip("openai")
 SIZES = {"mountain_car_continuous": 1, "inverted_pendulum": 2, "swimmer": 1, "frozen_lake": 4, "cliff_walking": 4}
-"""Proposals that the stand-in makes, few where an episode is long."""
+"""Number of proposals of the stand-in, which is small if episodes are long."""
 WARMUP = 2
 
 
 def climb(body):
-    """The reply of the stand-in to a request."""
+    """Return the reply of the stand-in to a request."""
     (completion,) = HillClimbingChatModel().complete([body["messages"]], None, [body["seed"]])
     return completion.text
 
 
 def search(url, run, name, proposals, *more):
-    """Search by a command as users type it; return the rows of the log."""
+    """Search with a command, and return the rows of the log."""
     task = TASKS[name]
     model = {"class_path": "ServedChatModel", "init_args": {"name": "stand-in", "api_url": url}}
     searcher = {"class_path": "PromptedSearcher", "init_args": {"chat_model": model}}

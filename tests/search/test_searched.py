@@ -1,4 +1,4 @@
-"""Policies that are functions of a vector of parameters: their order, actions, checkpoints and what they cannot do."""
+"""Tests of searched policies: order of the parameters, actions, checkpoints and errors."""
 
 import gymnasium as gym
 import numpy as np
@@ -42,7 +42,7 @@ def test_parameters_are_in_the_papers_order():
     assert plain.parameter_space() == ParameterSpace(size=6, low=-1, high=1)
 
 
-def test_actions_of_a_box_are_clipped_to_it():
+def test_actions_are_clipped_to_their_box():
     policy = connected(LinearPolicy(), BOX, spaces.Box(np.array([-1.0, -0.5]), np.array([2.0, 0.5]), dtype=np.float64))
     decide = policy.decider(np.array([6.0, 6.0, 0, 0, 0, 0]))
     assert decide(np.array([[1.0, 0.0], [-1.0, 0.0], [0.05, 0.0]])) == pytest.approx(
@@ -50,7 +50,7 @@ def test_actions_of_a_box_are_clipped_to_it():
     )
 
 
-def test_the_highest_score_is_taken_and_the_first_of_equal_ones():
+def test_the_action_with_the_highest_score_is_selected_and_the_first_of_equal_ones():
     policy = connected(LinearPolicy(), BOX, spaces.Discrete(3, start=5))
     decide = policy.decider(np.array([1.0, 2.0, 0.0, 0, 0, 0, 0, 0, 0]))
     assert decide(np.array([[1.0, 0], [-1.0, 0], [0.0, 0]])).tolist() == [6, 7, 5]
@@ -58,7 +58,7 @@ def test_the_highest_score_is_taken_and_the_first_of_equal_ones():
 
 @pytest.mark.parametrize("outputs", [1, 2, 6])
 @pytest.mark.parametrize("inputs", [2, 9, 17])
-def test_an_action_does_not_depend_on_the_rows_beside_it(inputs, outputs):
+def test_an_action_does_not_depend_on_other_rows(inputs, outputs):
     observed, acted = spaces.Box(-9, 9, (inputs,)), spaces.Box(-1e9, 1e9, (outputs,), np.float64)
     policy, rng = connected(LinearPolicy(), observed, acted), np.random.default_rng(0)
     decide = policy.decider(policy.parameter_space().sample(rng))
@@ -66,7 +66,7 @@ def test_an_action_does_not_depend_on_the_rows_beside_it(inputs, outputs):
     assert all((decide(rows[i : i + 1])[0] == decide(rows)[i]).all() for i in range(33))
 
 
-def test_a_table_holds_one_action_for_each_state():
+def test_a_table_has_one_action_for_each_state():
     policy = connected(TabularPolicy(), spaces.Discrete(4), spaces.Discrete(3, start=1))
     assert policy.parameter_space() == ParameterSpace(size=4, actions=(1, 2, 3))
     assert policy.parameters_vector.tolist() == [1, 1, 1, 1], "the legal values nearest to zero"
@@ -110,7 +110,7 @@ def test_spaces_that_do_not_fit_raise_one_sentence(policy, observed, acted, said
         policy().connect_spaces(observed, acted)
 
 
-def test_a_range_upside_down_raises_one_sentence():
+def test_a_reversed_range_raises_one_sentence():
     with pytest.raises(ValueError, match="policy.low is 2 and policy.high is 1; low must be below high."):
         LinearPolicy(low=2, high=1)
 
@@ -124,14 +124,14 @@ def test_a_range_upside_down_raises_one_sentence():
         ({"decimals": -1}, "policy.decimals is -1; it must be 0 or positive, or null."),
     ],
 )
-def test_a_range_that_rounding_would_leave_raises_one_sentence(settings, said):
+def test_a_range_that_rounding_would_change_raises_one_sentence(settings, said):
     with pytest.raises(ValueError, match=said):
         LinearPolicy(**settings)
     LinearPolicy(low=-0.25, high=0.25, decimals=2)
     LinearPolicy(low=-0.25, high=0.251, decimals=None)
 
 
-def test_checkpoints_hold_the_parameters_and_optimizers_do_not_see_them():
+def test_checkpoints_contain_the_parameters_and_optimizers_ignore_them():
     policy = connected(LinearPolicy(), BOX, spaces.Discrete(2))
     policy.load_parameters([0.1, -6, 6, 0.3, 1, 2])
     assert not list(policy.parameters())
@@ -143,7 +143,7 @@ def test_checkpoints_hold_the_parameters_and_optimizers_do_not_see_them():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", ["CartPole-v1", "FrozenLake-v1", "lrl/Nim-v0", "MountainCarContinuous-v0"])
-def test_the_evaluation_plays_what_the_search_played(id):
+def test_the_evaluation_plays_the_policy_of_the_search(id):
     envs = GymnasiumEnvs(id)
     policy = TabularPolicy() if isinstance(envs.spaces[0], gym.spaces.Discrete) else LinearPolicy()
     connected(policy, *envs.spaces)
@@ -174,7 +174,7 @@ def test_gradient_methods_raise_one_sentence():
     ("kind", "id", "values"),
     [("LinearPolicy", "CartPole-v1", np.arange(10) / 10 - 0.5), ("TabularPolicy", "lrl/Nim-v0", [2] * 11)],
 )
-def test_a_checkpoint_is_played_where_all_others_are(kind, id, values, tmp_path):
+def test_a_checkpoint_is_evaluated_by_the_common_command(kind, id, values, tmp_path):
     config = {
         "model": {"class_path": "Search", "init_args": {"policy": {"class_path": f"lrl.search.policies.{kind}"}}},
         "data": {"init_args": {"env": {"class_path": "GymnasiumEnvs", "init_args": {"id": id}}}},

@@ -1,4 +1,4 @@
-"""Searchers: they propose what is legal, learn, and go on after a restart as if there had been none."""
+"""Tests of searchers: legal proposals, learning, and restoring."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_every_proposal_is_legal_and_follows_from_the_seed(kind, space, function
 @pytest.mark.parametrize(("space", "function"), [(REAL, hill), (TABLE, matches)], ids=["real", "table"])
 @pytest.mark.parametrize("kind", SEARCHERS)
 @pytest.mark.parametrize("proposals", [0, 1, 53])
-def test_a_restored_search_goes_on_as_if_it_had_not_stopped(kind, space, function, proposals, tmp_path):
+def test_a_restored_search_equals_an_uninterrupted_one(kind, space, function, proposals, tmp_path):
     whole, found, _ = searched(kind, space, function, proposals)
     whole.tell(trial(space.sample(np.random.default_rng(9)), 3.0))  # of somebody else
     torch.save(whole.state_dict(), tmp_path / "state.pt")
@@ -81,19 +81,19 @@ def test_a_restored_search_goes_on_as_if_it_had_not_stopped(kind, space, functio
 
 @pytest.mark.parametrize("kind", [name for name in SEARCHERS if name != "random"])
 @pytest.mark.parametrize(("space", "function"), [(REAL, hill), (TABLE, matches)], ids=["real", "table"])
-def test_all_beat_random_search_on_synthetic_functions(kind, space, function):
+def test_all_searchers_outperform_random_search_on_synthetic_functions(kind, space, function):
     best = [searched(kind, space, function, 400, seed)[2].max() for seed in range(5)]
     control = [searched("random", space, function, 400, seed)[2].max() for seed in range(5)]
     assert min(best) > max(control)
 
 
-def test_a_search_of_the_wrong_sign_gets_worse():
+def test_a_search_with_the_wrong_sign_gets_worse():
     for kind in ("cross-entropy", "CMA-ES", "ARS"):
         _, found, _ = searched(kind, REAL, lambda parameters: -hill(parameters), 300)
         assert np.mean([hill(one) for one in found[-50:]]) < np.mean([hill(one) for one in found[:50]])
 
 
-def test_the_best_warm_up_is_where_a_search_starts():
+def test_a_search_starts_from_the_best_warm_up_policy():
     near = TARGET + 0.1
     for kind in ("cross-entropy", "CMA-ES", "ARS"):
         searcher = SEARCHERS[kind]()
@@ -105,14 +105,14 @@ def test_the_best_warm_up_is_where_a_search_starts():
         assert np.abs(found.mean(0) - TARGET).mean() < np.abs(cold.mean(0) - TARGET).mean()
 
 
-def test_asking_twice_proposes_the_same():
+def test_asking_twice_returns_the_same_proposal():
     for kind, make in SEARCHERS.items():
         searcher = make()
         searcher.setup(REAL, 0, 400)
         assert (searcher.ask() == searcher.ask()).all(), kind
 
 
-def test_logits_order_no_actions():
+def test_logits_do_not_order_actions():
     relaxation = Relaxation(ParameterSpace(size=2, actions=(1, 2, 3)))
     assert relaxation.size == 6 and relaxation.bounds is None and relaxation.scale == 1
     assert relaxation.proposal(np.array([0.0, 0.0, 0.1, 5.0, -1.0, 2.0])).tolist() == [3, 1]
@@ -121,7 +121,7 @@ def test_logits_order_no_actions():
     assert real.bounds.tolist() == [[-6, 6]] * 2 and real.proposal(np.array([9.0, 1.26])).tolist() == [6, 1.3]
 
 
-def test_the_first_step_of_ars_is_that_of_the_paper():
+def test_the_first_step_of_ars_equals_the_formula_of_the_paper():
     searcher = AugmentedRandomSearch(num_directions=2, num_top=1, step_size=0.5, noise=0.1)
     searcher.setup(ParameterSpace(size=2, decimals=None, scale=2.0), 0, 400)
     found = []
@@ -133,7 +133,7 @@ def test_the_first_step_of_ars_is_that_of_the_paper():
     assert searcher.centre == pytest.approx(0.5 * 2.0 * 4.0 / 2.0 * direction)
 
 
-def test_cross_entropy_fits_its_best():
+def test_cross_entropy_fits_its_distribution_to_the_best_proposals():
     searcher = CrossEntropyMethod(population_size=4, elite_share=0.5, extra_noise=0.0)
     searcher.setup(ParameterSpace(size=1, decimals=None), 0, 400)
     found = []
@@ -145,7 +145,7 @@ def test_cross_entropy_fits_its_best():
     assert searcher.std == pytest.approx([abs(found[1] - found[2]) / 2])
 
 
-def test_cma_es_starts_again_where_rounding_leaves_nothing_to_choose():
+def test_cma_es_restarts_if_all_proposals_are_equal_after_rounding():
     searcher = CMAES()
     searcher.setup(ParameterSpace(size=2, decimals=0, low=-1, high=1, scale=1.0), 0, 400)
     found = [searched("CMA-ES", None, lambda parameters: -abs(parameters).sum(), 400, searcher=searcher)[1]]
@@ -172,7 +172,7 @@ def started(searcher, space):
     return searcher
 
 
-def test_values_of_other_proposals_are_not_taken_over():
+def test_restoring_the_values_of_other_proposals_raises():
     before, _, _ = searched("cross-entropy", REAL, hill, 45)
     for space, iterations in ((REAL, 800), (ParameterSpace(size=8, high=5.0), 400)):
         other = CrossEntropyMethod()
@@ -181,7 +181,7 @@ def test_values_of_other_proposals_are_not_taken_over():
             other.load_state_dict(before.state_dict())
 
 
-def test_random_proposals_of_another_space_are_not_taken_over():
+def test_restoring_random_proposals_of_another_space_raises():
     before, _, _ = searched("random", REAL, hill, 5)
     other = started(SEARCHERS["random"](), ParameterSpace(size=8, high=5.0))
     with pytest.raises(ValueError, match="of RandomSearch with other proposals than these settings lead to"):

@@ -1,4 +1,4 @@
-"""Searches by a model behind a server that fails in mid-search: the same search, or one sentence and nothing lost."""
+"""Tests of searches with a model behind a server that fails during the search."""
 
 import json
 import logging
@@ -27,14 +27,14 @@ pytest.importorskip("openai")
 
 
 def climb(body):
-    """The reply of the stand-in to a request."""
+    """Return the reply of the stand-in to a request."""
     (completion,) = HillClimbingChatModel().complete([body["messages"]], None, [body["seed"]])
     return completion.text
 
 
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch):
-    """Retries wait for at most 0.02 seconds."""
+    """Let retries wait for at most 0.02 seconds."""
     monkeypatch.setattr(served, "_BASE_DELAY", 0.01)
     monkeypatch.setattr(served, "_MAX_DELAY", 0.02)
 
@@ -47,7 +47,7 @@ def module_of(url, cache=None, prices=None, max_retries=12, timeout=5.0, **searc
 
 @pytest.fixture(scope="module")
 def trials():
-    """A search that nothing disturbs."""
+    """Return the records of an undisturbed search."""
     with ChatServer(climb) as server:
         module = module_of(server.url)
         fit(None, module=module)
@@ -87,7 +87,7 @@ def test_a_server_that_is_killed_and_started_again_changes_nothing(trials, tmp_p
         assert module.trials == trials
 
 
-def test_a_server_that_stays_away_ends_the_run_in_a_sentence_and_the_rest_is_resumed(trials, tmp_path):
+def test_an_unavailable_server_ends_the_run_with_one_sentence_and_the_run_can_be_resumed(trials, tmp_path):
     with ChatServer(climb) as server:
         server.faults = [None, None, None, *[status(500)] * 20]
         with pytest.raises(ValueError, match="failed 13 times for the model 'stand-in'") as caught:
@@ -103,7 +103,7 @@ def test_a_server_that_stays_away_ends_the_run_in_a_sentence_and_the_rest_is_res
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_does_not_wait_for_retries_and_the_search_goes_on_with_the_same_proposals(
+def test_a_signal_interrupts_retries_and_the_search_resumes_with_the_same_proposals(
     trials, number, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(served, "_BASE_DELAY", 0.5)
@@ -130,7 +130,7 @@ def test_a_signal_does_not_wait_for_retries_and_the_search_goes_on_with_the_same
     assert len(validated) == 1
 
 
-def test_replies_that_were_waited_for_are_not_asked_for_again(trials, tmp_path):
+def test_received_replies_are_not_requested_again(trials, tmp_path):
     with ChatServer(climb) as server:
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             fit(tmp_path, StopAt(6), module=module_of(server.url, tmp_path / "cache.sqlite"))
@@ -143,8 +143,8 @@ def test_replies_that_were_waited_for_are_not_asked_for_again(trials, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{}, {"context_length": 1200}])
-def test_a_search_by_a_model_with_a_short_context_leaves_policies_out_and_ends_well(settings, tmp_path):
-    """With ``settings`` the search knows the limit, without them the server rejects what is longer."""
+def test_a_search_with_a_short_context_leaves_policies_out_and_finishes(settings, tmp_path):
+    """With ``settings`` the search knows the limit; without them the server rejects longer prompts."""
     with ChatServer(climb) as server:
         note = server.receive
 
@@ -178,7 +178,7 @@ def test_a_request_that_times_out_changes_nothing(trials, tmp_path):
     assert sum(row["search/request_retries"] for row in rows) == usage.retries
 
 
-def test_what_a_search_costs_is_logged_and_a_resume_goes_on_from_there(tmp_path, caplog, monkeypatch):
+def test_costs_of_a_search_are_logged_and_a_resume_continues_the_counts(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     caplog.set_level(logging.INFO)
     prices = Prices(prompt=2.0, completion=10.0)
@@ -231,7 +231,7 @@ CHAT = "--model.init_args.searcher.init_args.chat_model.init_args"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_the_key_is_in_no_file_of_a_run_by_a_server_that_repeats_it(ends_well, tmp_path):
+def test_no_file_of_a_run_contains_a_key_that_the_server_repeats(ends_well, tmp_path):
     with ChatServer(lambda body: f"{climb(body)} Your key is {KEY}.") as server:
         server.finish_reason = f"stop {KEY}"
         server.faults = [None, status(500, f"bad {KEY}"), garbage(f"{KEY} is no JSON")]
@@ -251,7 +251,7 @@ def test_the_key_is_in_no_file_of_a_run_by_a_server_that_repeats_it(ends_well, t
 
 
 @pytest.mark.slow
-def test_a_key_in_place_of_its_variable_is_in_no_file_and_no_message(tmp_path):
+def test_no_file_and_no_message_contains_a_key_that_is_given_instead_of_its_variable(tmp_path):
     command = FIT.format(run=tmp_path / "run", chat=CHAT, url="http://127.0.0.1:1/v1").replace("\n", "")
     done = run_command(f"{command} {CHAT}.api_key_env {KEY}")
     assert done.returncode == 2 and "api_key_env is not the name of an environment variable" in done.stderr

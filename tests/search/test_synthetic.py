@@ -1,4 +1,4 @@
-"""Tests of the synthetic functions, of the integers that histories are written in, and of what is demonstrated."""
+"""Tests of synthetic functions, of the integers in histories, and of demonstrations."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ from lrl.search.synthetic import (
 from lrl.search.synthetic_comparison import compare_searchers, search_function
 
 
-def test_parameters_are_counted_in_tenths_from_the_lower_end():
+def test_integers_count_tenths_from_the_lower_end_of_the_range():
     space = ParameterSpace(size=4)
     assert to_integers([-6.0, 0.0, 1.3, 6.0], space) == [0, 60, 73, 120]
     assert from_integers([0, 60, 73, 120], space).tolist() == [-6.0, 0.0, 1.3, 6.0]
@@ -63,7 +63,7 @@ def test_parameters_are_counted_in_tenths_from_the_lower_end():
         (["75", "40"], "2 values were given; there must be 3"),
     ],
 )
-def test_other_replies_than_integers_are_refused(replies, said):
+def test_replies_that_are_not_integers_are_rejected(replies, said):
     assert read_integers(["75", " 0\n", "120"], ParameterSpace(size=3)).tolist() == [1.5, -6.0, 6.0]
     with pytest.raises(ProposalError, match=said):
         read_integers(replies, ParameterSpace(size=3))
@@ -89,7 +89,7 @@ def test_a_history_of_integers():
 
 
 @pytest.mark.parametrize("index", range(2 * len(KINDS)))
-def test_functions_are_best_at_their_optimum_and_alike_in_scale(index):
+def test_functions_have_their_maximum_at_the_optimum_and_a_common_scale(index):
     function, rng = sample_function(3, index), np.random.default_rng(0)
     assert function.kind == KINDS[index % 7]
     fewest, most = REAL_SIZES if function.kind in REAL_KINDS else TABLE_SIZES
@@ -108,7 +108,7 @@ def test_functions_are_best_at_their_optimum_and_alike_in_scale(index):
     )
 
 
-def test_held_out_functions_are_others_and_both_can_be_repeated():
+def test_held_out_functions_differ_and_sampling_is_reproducible():
     first, again, held_out = sample_function(0, 7), sample_function(0, 7), sample_function(0, 7, held_out=True)
     assert np.array_equal(first.shape, again.shape)
     assert first.shape.shape != held_out.shape.shape or not np.allclose(first.shape, held_out.shape)
@@ -122,7 +122,7 @@ def of_kind(kind):
 
 
 @pytest.mark.parametrize("kind", ["independent", "pairs", "leading"])
-def test_no_table_is_better_than_the_optimum_of_a_table(kind):
+def test_no_table_has_a_higher_value_than_the_optimum(kind):
     function = of_kind(kind)
     tables = np.array(list(itertools.product(function.space.actions, repeat=function.space.size)), dtype=float)
     values = function.values(tables)
@@ -131,7 +131,7 @@ def test_no_table_is_better_than_the_optimum_of_a_table(kind):
     assert values.mean() == pytest.approx(-1, abs=1e-9 if kind != "leading" else 0.25)
 
 
-def test_entries_count_alone_in_pairs_or_after_all_before_them():
+def test_entries_are_independent_or_in_pairs_or_count_after_all_previous_ones():
     losses = np.array([[0.0, 1.0], [2.0, 0.0]])
     alone = TableFunction(
         kind="independent", optimum=np.array([2.0, 1.0]), error=0.0, num_actions=2, first_action=1,
@@ -145,7 +145,7 @@ def test_entries_count_alone_in_pairs_or_after_all_before_them():
     assert leading.values(tables).tolist() == [0, -1, -0.5, -1], "the second entry counts first"
 
 
-def test_changes_are_legal_and_change_something():
+def test_changed_parameters_are_legal_and_differ():
     rng, real = np.random.default_rng(0), ParameterSpace(size=3)
     changed = [change(np.full(3, 5.9), real, rng) for _ in range(20)]
     assert all(real.complaint(one.tolist()) == "" for one in changed) and len({tuple(one) for one in changed}) > 10
@@ -154,7 +154,7 @@ def test_changes_are_legal_and_change_something():
     assert set(np.unique(after)) == {1, 2, 3} and 0.5 < (after != before).sum(1).mean() < 2.5
 
 
-def test_small_tables_are_never_used_up(monkeypatch):
+def test_histories_never_contain_all_values_of_a_small_table(monkeypatch):
     """A table of six entries with two actions each has 64 policies; histories may be longer."""
     monkeypatch.setattr(synthetic, "_ITERATIONS", (400, 400))
     monkeypatch.setattr(synthetic, "_ROWS", 8)
@@ -170,7 +170,7 @@ def test_small_tables_are_never_used_up(monkeypatch):
     assert totals and max(totals) <= 32
 
 
-def test_the_teacher_gets_better_with_generations_and_repeats_nothing():
+def test_the_teacher_improves_with_generations_and_repeats_no_proposal():
     gaps = {}
     for generations in (0, 2, 8):
         gaps[generations] = []
@@ -203,7 +203,7 @@ def test_demonstrations_are_prompts_of_the_searcher_with_legal_responses():
     assert rows != list(demonstrations(0, range(14), held_out=True))
 
 
-def test_a_demonstrated_proposal_has_as_many_rows_as_parameters_or_four(monkeypatch):
+def test_a_demonstrated_proposal_has_a_row_per_parameter_up_to_four(monkeypatch):
     monkeypatch.setattr(synthetic, "_ROWS", 1)
     for index in range(len(KINDS)):
         rows = list(demonstrations(0, range(index, index + 1)))
@@ -211,7 +211,7 @@ def test_a_demonstrated_proposal_has_as_many_rows_as_parameters_or_four(monkeypa
         assert len({row["prompt"].splitlines()[0] for row in rows}) == 1
 
 
-def test_cma_es_beats_random_search_on_held_out_functions():
+def test_cma_es_outperforms_random_search_on_held_out_functions():
     figures = compare_searchers({"random_search": RandomSearch, "cma_es": CMAES}, 0, 28, 5, 100)
     assert figures["random_search"]["gain"] == 0 and figures["random_search"]["better_share"] == 0
     assert figures["cma_es"]["gain"] > 0.03 and figures["cma_es"]["better_share"] > 0.6
@@ -220,7 +220,7 @@ def test_cma_es_beats_random_search_on_held_out_functions():
     assert figures["cma_es"]["real"]["value"] == pytest.approx(np.mean(real)) and "tables" in figures["cma_es"]
 
 
-def test_the_best_so_far_is_chosen_by_what_was_measured():
+def test_the_best_so_far_is_selected_by_measured_values():
     function = sample_function(0, 4, held_out=True)
     exact = search_function(RandomSearch(), function, 0, 3, 20)
     assert len(exact) == 23 and exact.max() <= 0
@@ -229,7 +229,7 @@ def test_the_best_so_far_is_chosen_by_what_was_measured():
 
 
 class Centre(ChatModel):
-    """Proposes numbers that follow from the parameter and the number of the request, and notes what it was asked."""
+    """Chat model whose replies depend on the parameter and the number of the request, and which records requests."""
 
     name = "centre"
 
@@ -261,7 +261,7 @@ def test_the_searcher_writes_and_reads_integers():
         assert values == [round(10 * (entry.parameters[parameter] + 6)) for entry in shown]
 
 
-def test_checkpoints_are_not_selected_on_the_functions_that_searchers_are_compared_on(tmp_path):
+def test_validation_functions_differ_from_the_functions_of_comparisons(tmp_path):
     from lrl.search.synthetic_command import main
 
     compared = {row["prompt"] for row in demonstrations(0, range(2), held_out=True)}
@@ -285,7 +285,7 @@ def test_checkpoints_are_not_selected_on_the_functions_that_searchers_are_compar
         ("--iterations 0", "--iterations is 0; it must be at least 1."),
     ],
 )
-def test_options_that_would_be_ignored_are_one_sentence(options, said, capsys):
+def test_options_that_would_be_ignored_raise_one_sentence(options, said, capsys):
     from lrl.search.synthetic_command import main
 
     with pytest.raises(SystemExit) as stop:
@@ -294,7 +294,7 @@ def test_options_that_would_be_ignored_are_one_sentence(options, said, capsys):
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_a_run_learns_from_and_compares_it(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_demonstrations_for_training_and_compares_the_run(tmp_path, monkeypatch, capsys):
     import sys
 
     from lrl.search.synthetic_command import main

@@ -1,4 +1,4 @@
-"""The table of searchers on synthetic functions is made from kept files."""
+"""Tests of the table of searchers on synthetic functions."""
 
 import json
 import sys
@@ -36,6 +36,6 @@ def test_a_table_has_a_row_for_each_searcher_of_each_file(tmp_path, monkeypatch,
         synthetic_table({"other": {"metric": "x"}})
 
 
-def test_a_file_says_how_it_was_made(tmp_path, monkeypatch, capsys):
+def test_a_file_contains_its_command(tmp_path, monkeypatch, capsys):
     made = report(tmp_path, monkeypatch, 2)
     assert made["command"].startswith("lrl synthetic_search --functions 5 --warmup 2") and made["commit"]

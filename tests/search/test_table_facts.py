@@ -11,14 +11,14 @@ PLACES = (("S", r"The start S is [a-z ]*states? ([\d, ]+)\."), ("G", r"The goal 
 
 
 def moves_of(facts):
-    """The step in rows and columns of each action, by the names that are told."""
+    """Return the step in rows and columns of each action according to its name in the facts."""
     steps = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
     named = dict(re.findall(r"(\d) is (\w+)", facts.actions))
     return [np.array(steps[named[str(action)].lower()]) for action in range(4)]
 
 
 def told_outcomes(facts, state, action, shape):
-    """Probability of each next cell, by what is told."""
+    """Return the probability of each next cell according to the facts."""
     found = re.search(r"with probability (\S+) the move.* with probability (\S+)\. ", facts.noise)
     straight, aside = (float(Fraction(part)) for part in (found.groups() if found else (1, 0)))
     steps, step = moves_of(facts), moves_of(facts)[action]
@@ -31,7 +31,7 @@ def told_outcomes(facts, state, action, shape):
 
 
 def outcomes(native, state, action):
-    """Probability of each next state, with rewards and ends, in the environment."""
+    """Return the probability of each next state in the environment, with its reward and termination."""
     found = {}
     for chance, after, reward, ended in native.P[state][action]:
         total, *_ = found.get(int(after), (0.0,))
@@ -68,7 +68,7 @@ def test_frozen_lake(kwargs):
     assert native.reset(seed=3)[0] in told["S"]
 
 
-def test_maps_that_change_are_not_told():
+def test_random_maps_are_not_described():
     for facts in (facts_of("lrl/FrozenLakeRandomMaps-v0")[0], facts_of("FrozenLake-v1", map_name=None)[0]):
         assert "The start S is" not in facts.world and "random" in facts.world + facts.start
 

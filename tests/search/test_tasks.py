@@ -1,4 +1,4 @@
-"""The table of tasks fits the environments."""
+"""Tests of the table of tasks against the environments."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ RANKS = [3, 5, 10, 22, 18, 36, 108, 16, 48, 9, 11, 9, 18, 18, 10]
 """Numbers of parameters of the paper's table, in its order."""
 
 
-def test_there_are_the_papers_fifteen_tasks():
+def test_the_table_contains_the_fifteen_tasks_of_the_paper():
     assert [task.num_parameters for task in TASKS.values()] == RANKS
     short = [name for name, task in TASKS.items() if task.num_seeds == 10]
     assert short == ["reacher", "frozen_lake", "cliff_walking", "maze", "nim", "mountain_car"]
@@ -33,7 +33,7 @@ def test_a_task_can_be_played(name):
     envs.close()
 
 
-def test_every_short_task_ends_at_its_cap():
+def test_short_tasks_end_at_their_time_limit():
     envs = make_batched(TASKS["cliff_walking"].env_factory(), 1)
     envs.reset(seed=[0])
     cuts = [bool(envs.step(np.array([3]))[3][0]) for _ in range(100)]
@@ -41,7 +41,7 @@ def test_every_short_task_ends_at_its_cap():
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.env_id[-2:] != "v5"])
-def test_doing_nothing_returns_what_the_table_says(name):
+def test_doing_nothing_has_the_return_of_the_table(name):
     task = TASKS[name]
     policy = make_policy(task)
     space = policy.parameter_space()
