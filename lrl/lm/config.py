@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from lrl.lm.files import is_gguf
+from lrl.ranges import HalfOpenUnitInterval, NonNegativeInt, PositiveInt, check_fields
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -17,29 +18,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoRAConfig:
     """Low-rank adapters (arXiv:2106.09685)."""
 
-    r: int = 16
+    r: PositiveInt = 16
     """Rank."""
     alpha: int = 32
     """The update is scaled by alpha / r."""
-    dropout: float = 0.0
+    dropout: HalfOpenUnitInterval = 0.0
     """Dropout on the adapter's input, only in training steps of SFT: RL samples and evaluates without dropout."""
     target_modules: Sequence[str] | str = "all-linear"
     """Names of layers that get an adapter, or ``all-linear``."""
     modules_to_save: Sequence[str] | None = None
     """Names of layers that are trained in full besides the adapters."""
-    last_layers: int | None = None
+    last_layers: PositiveInt | None = None
     """Adapt only this many layers at the end; null adapts all. The states below the lowest adapter are computed once
     per turn and cached, see ``language_model.state_cache_mb``."""
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     """Ranks other than ``r``, by the name of a module, the end of its path, or a regular expression for that."""
 
     def __post_init__(self) -> None:
-        if self.r < 1:
-            raise ValueError(f"lora.r is {self.r}; it must be at least 1.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout is {self.dropout}; it must be a probability in [0, 1).")
-        if self.last_layers is not None and self.last_layers < 1:
-            raise ValueError(f"lora.last_layers is {self.last_layers}; it must be at least 1, or null.")
+        check_fields(self, "lora")
         for name, rank in self.rank_pattern.items():
             try:
                 re.compile(name)
@@ -71,7 +67,7 @@ class LanguageModelConfig:
     """Take only the architecture from ``name`` and initialise the weights from ``init_seed``."""
     init_seed: int = 0
     """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
-    first_layers: int | None = None
+    first_layers: PositiveInt | None = None
     """Keep only this many layers from the beginning, as a cheaper trunk of a head; null keeps all."""
     number_tokens: bool = False
     """Add a token for every number from 10 to 999 that the tokenizer splits into digits."""
@@ -90,7 +86,7 @@ class LanguageModelConfig:
     recompute_logprobs: bool | None = None
     """Recompute the log-probabilities of sampled tokens by a forward pass like that of training, so that the first
     ratio is 1 despite rounding; null recomputes only in 16 bits."""
-    state_cache_mb: int | None = 512
+    state_cache_mb: NonNegativeInt | None = 512
     """Size in MiB of the cache for states below the lowest adapter (``lora.last_layers``), which do not change in
     training; the least recently used are evicted. null disables the cache and computes all layers in every pass."""
     gradient_checkpointing: bool = False
@@ -101,10 +97,7 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"language_model.dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}.")
-        if self.state_cache_mb is not None and self.state_cache_mb < 0:
-            raise ValueError(f"language_model.state_cache_mb is {self.state_cache_mb}; it must be 0 or more, or null.")
-        if self.first_layers is not None and self.first_layers < 1:
-            raise ValueError(f"language_model.first_layers is {self.first_layers}; it must be at least 1, or null.")
+        check_fields(self, "language_model")
         if self.quantization not in (None, "nf4"):
             raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
         if self.quantization and self.lora is None:

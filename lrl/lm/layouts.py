@@ -169,6 +169,7 @@ def _build(
     first = _first(row, rows)
     sizes = roots[first]
     counts = torch.bincount(after[0], minlength=rows)
+    # A row begins at the column ``start``; the tokens after its root follow without gaps.
     anchors = {"root": sizes, "left": torch.zeros_like(sizes), "right": sizes + counts}[align]
     start = anchors.max() - anchors
     held, index = ragged(sizes)
@@ -181,12 +182,14 @@ def _build(
     segments[held, root_column], turn_of[held, root_column] = 0, turn
     input_ids[held, root_column], position_ids[held, root_column] = turns.prompt_ids[turn, index], index
     grid[:, after[0], column] = after[1:]
+
+    # The column that predicts each response token. Padding refers to the end of the root, which is always computed.
     predicting = (start + sizes - 1)[row][:, None].expand_as(before)
     if len(column):
         predicting = torch.where(before < 0, predicting, column[before])
     if predicting_only:
         logit_columns, kept = torch.unique(predicting, return_inverse=True)
-    else:
+    else:  # the last column predicts nothing, except in packed rows
         lowest, highest = int(predicting.min()), max(int(predicting.max()), grid.shape[2] - 2)
         logit_columns, kept = torch.arange(lowest, highest + 1, device=row.device), predicting - lowest
     return Layout(
@@ -255,7 +258,8 @@ def _continued(turns: Turns, roots: Tensor, sizes: Tensor, row: Tensor, segment:
     turn, index = ragged(lengths - roots + sizes)
     position = roots[turn] + index
     after_prompt = position - lengths[turn]
-    order = torch.argsort(after_prompt.clamp(min=-2, max=0), stable=True)  # prompts, their last tokens, responses
+    # In a row, prompts come first, then their last tokens, then responses: the columns that predict are at its end.
+    order = torch.argsort(after_prompt.clamp(min=-2, max=0), stable=True)
     turn, position, after_prompt = turn[order], position[order], after_prompt[order]
     before = torch.full_like(turns.response_ids, -1)
     number = torch.arange(len(turn), device=turn.device)

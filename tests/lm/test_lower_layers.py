@@ -193,7 +193,7 @@ def test_keys_and_values_of_a_prompt_that_comes_back_are_kept_and_change_no_bit(
 def test_null_computes_all_turns_together(folder):
     model = load(folder, lora=LAST, state_cache_mb=None)
     assert model.lower is None
-    with pytest.raises(ValueError, match="state_cache_mb is -1; it must be 0 or more, or null"):
+    with pytest.raises(ValueError, match="state_cache_mb is -1; it must be 0 or positive, or null"):
         load(folder, state_cache_mb=-1)
 
 
