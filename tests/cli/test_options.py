@@ -1,18 +1,16 @@
-"""Groups of options that several commands have: devices, seeds, servers."""
+"""Groups of options that several commands have, such as devices and seeds."""
 
 import importlib
 import json
 import sys
 from argparse import Namespace
-from dataclasses import fields
 
 import pytest
 import torch
 
 import lrl.cli.evaluate as evaluate_command
-from lrl.chat.served import ServedChatModel
 from lrl.cli.main import _seed
-from lrl.cli.options import DeviceOptions, ServerOptions
+from lrl.cli.options import DeviceOptions
 from lrl.cli.program import MODULES, main
 from lrl.policies.baselines import ConstantActor
 
@@ -118,12 +116,3 @@ def test_evaluate_names_the_rule_of_success(capsys, tmp_path):
     evaluate_command.main("lrl evaluate", words)
     assert "success at any step" in capsys.readouterr().out
     assert json.loads((tmp_path / "it.json").read_text())["success_at"] == "any_step"
-
-
-def test_the_options_of_a_server_are_the_settings_of_a_served_model():
-    """The settings are not imported for ``--help``, because that takes seconds."""
-    own = {one.name: one.default for one in fields(ServerOptions)}
-    settings = {one.name: one.default for one in fields(ServedChatModel)}
-    assert set(settings) - set(own) == {"name", "context_length"} and set(own) <= set(settings)
-    others = {"api_url", "cache", "extra_body"}  # not required, kept in a file, and an empty mapping
-    assert all(own[name] == settings[name] for name in set(own) - others)
