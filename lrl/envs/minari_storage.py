@@ -466,11 +466,8 @@ def _recoverable(env_spec: EnvSpec | None) -> EnvSpec | None:
     try:
         env_spec.to_json()
     except (TypeError, ValueError) as error:
-        logging.getLogger("lrl").warning(
-            "the data set will not say how to make %s, whose registration cannot be written as JSON (%s)",
-            env_spec.id,
-            error,
-        )
+        message = "the data set will not store the specification of %s, which cannot be written as JSON (%s)"
+        logging.getLogger("lrl").warning(message, env_spec.id, error)
         return None
     return env_spec
 
@@ -498,8 +495,6 @@ def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
     if episode["random_steps"]:
         metadata[RANDOM_STEPS] = json.dumps(episode["random_steps"])
         metadata[ADVISED] = json.dumps(episode["advised"])
-    return (
-        metadata
-        if episode["context"] is None
-        else metadata | {CONTEXT: json.dumps(episode["context"], default=_number)}
-    )
+    if episode["context"] is not None:
+        metadata[CONTEXT] = json.dumps(episode["context"], default=_number)
+    return metadata

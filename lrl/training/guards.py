@@ -255,7 +255,7 @@ class Interruption:
             raise SystemExit(128 + number if self._trainer.is_global_zero else 0)
 
 
-# Signals that ask for a checkpoint, deferred while weights change.
+# Signals in whose handlers a checkpoint is written.
 
 _USUAL = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 

@@ -358,7 +358,7 @@ def test_an_environment_whose_registration_cannot_be_written_is_collected_all_th
     finally:
         del gym.registry["Still-v0"]
     assert collected.episodes == 3 and len(rows_of("lrl/test-v0")) == 3
-    assert "will not say how to make Still-v0, whose registration cannot be written as JSON" in caplog.text
+    assert "will not store the specification of Still-v0, which cannot be written as JSON" in caplog.text
     assert not list(datasets.glob(".unfinished-*"))
     json.dumps(minari.load_dataset("lrl/test-v0").storage.metadata["lrl"])
 
