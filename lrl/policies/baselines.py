@@ -70,11 +70,10 @@ class FrozenLakeExpert:
 
     Args:
         is_slippery: Whether moves can slip to the sides.
-        gamma: Discount factor per step.
     """
 
-    def __init__(self, is_slippery: bool = True, gamma: float = 0.99) -> None:
-        self.is_slippery, self.gamma = is_slippery, gamma
+    def __init__(self, is_slippery: bool = True) -> None:
+        self.is_slippery = is_slippery
         self._solved: dict[Desc, list[int]] = {}
 
     def __call__(self, observation: str) -> int:
@@ -82,7 +81,7 @@ class FrozenLakeExpert:
         state, desc = read_drawing(observation)
         if desc not in self._solved:
             table = transition_table(desc, self.is_slippery)
-            self._solved[desc] = optimal_q([table], self.gamma)[0].argmax(-1).tolist()
+            self._solved[desc] = optimal_q([table])[0].argmax(-1).tolist()
         return self._solved[desc][state]
 
 
