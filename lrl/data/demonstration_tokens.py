@@ -19,7 +19,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from lrl.data.sources import LazyDemonstrations
+from lrl.data.sources import fingerprint_of
 from lrl.lm.layouts import pad_prompts
 from lrl.policies.policy import Policy
 from lrl.types import Demonstration, Inputs, TurnBatch
@@ -279,17 +279,14 @@ def write_tokens(path: Path, demonstrations: Sequence[Demonstration], encoder: E
 
 def _key(demonstrations: Sequence[Demonstration], policy: Policy, encoder: EncodedTokens) -> str:
     """Return a hash of everything that the token ids depend on."""
-    if isinstance(demonstrations, LazyDemonstrations):
-        content = demonstrations.fingerprint
-    else:
-        content = _hash("\n".join(map(repr, demonstrations)))
     probes = np.unique(np.linspace(0, len(demonstrations) - 1, _NUM_PROBES).astype(np.int64))
     ids = encoder.encode([demonstrations[index] for index in probes.tolist()])
     assert policy.trunk is not None
     tokenizer, codec = policy.trunk.language_model.tokenizer, policy.codec
     about: list[Any] = [_settings(codec), getattr(codec, "description", "")]
     about += [repr(policy.prompt), policy.response_format, policy.trunk.max_prompt_tokens]
-    return _hash(json.dumps([_FORMAT, content, ids, tokenizer.fingerprint, *about]))[:24]
+    key = json.dumps([_FORMAT, fingerprint_of(demonstrations), ids, tokenizer.fingerprint, *about])
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def _settings(value: Any) -> str:
@@ -309,10 +306,6 @@ def _settings(value: Any) -> str:
     kind, own = type(value), vars(value)
     kept = [key for key in own if not isinstance(getattr(kind, key, None), cached_property)]
     return f"{kind.__qualname__}({', '.join(f'{key}={_settings(own[key])}' for key in kept)})"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _dtype(policy: Policy) -> np.dtype:

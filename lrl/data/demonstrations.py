@@ -9,7 +9,7 @@ import numpy as np
 
 from lrl.data.demonstration_tokens import DemonstrationTokens, cached_tokens, encoded
 from lrl.data.run_data import MinibatchLoader, RunDataModule, ValidationConfig
-from lrl.data.sources import Demonstrations, LazyDemonstrations
+from lrl.data.sources import Demonstrations, shuffled_indices
 from lrl.envs.factory import EnvFactory
 from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
@@ -203,11 +203,7 @@ class DemonstrationsDataModule(RunDataModule):
     def _shuffled(self, epoch: int) -> np.ndarray:
         """Return the order of the demonstrations in a pass, int64 ``(turn,)``, repeated to fill the last batch."""
         if self._order[0] != epoch:
-            demonstrations = self.load(self.demonstrations)
-            if isinstance(demonstrations, LazyDemonstrations):
-                order = demonstrations.shuffled_indices(self.seed, epoch)
-            else:
-                order = permutation(len(demonstrations), "demonstrations", self.seed, epoch)
+            order = shuffled_indices(self.load(self.demonstrations), self.seed, epoch)
             self._order = (epoch, np.resize(order, self.num_batches() * self.batch_size))
         return self._order[1]
 

@@ -227,7 +227,7 @@ class _Concatenated(LazyDemonstrations):
     @property
     def fingerprint(self) -> str:
         """The fingerprints of all parts."""
-        return repr([_fingerprint(part) for part in self._parts])
+        return repr([fingerprint_of(part) for part in self._parts])
 
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Return every index once, int64 ``(turn,)``, with each part in its own shuffled order."""
@@ -235,20 +235,22 @@ class _Concatenated(LazyDemonstrations):
         part_of = part_of[permutation(len(self), "parts", seed, epoch)]
         shuffled = np.empty(len(self), dtype=np.int64)
         for number, part in enumerate(self._parts):
-            shuffled[part_of == number] = self._starts[number] + _order(part, seed, epoch)
+            shuffled[part_of == number] = self._starts[number] + shuffled_indices(part, seed, epoch)
         return shuffled
 
 
-def _order(part: Sequence[Demonstration], seed: int, epoch: int) -> np.ndarray:
-    if isinstance(part, LazyDemonstrations):
-        return part.shuffled_indices(seed, epoch)
-    return permutation(len(part), "demonstrations", seed, epoch)
+def shuffled_indices(demonstrations: Sequence[Demonstration], seed: int, epoch: int) -> np.ndarray:
+    """Return every index once, int64 ``(turn,)``, in the shuffled order of a pass."""
+    if isinstance(demonstrations, LazyDemonstrations):
+        return demonstrations.shuffled_indices(seed, epoch)
+    return permutation(len(demonstrations), "demonstrations", seed, epoch)
 
 
-def _fingerprint(part: Sequence[Demonstration]) -> str:
-    if isinstance(part, LazyDemonstrations):
-        return part.fingerprint
-    return hashlib.sha256(repr(list(part)).encode()).hexdigest()
+def fingerprint_of(demonstrations: Sequence[Demonstration]) -> str:
+    """Return a text that identifies the demonstrations, for the cache of their tokens."""
+    if isinstance(demonstrations, LazyDemonstrations):
+        return demonstrations.fingerprint
+    return hashlib.sha256(repr(list(demonstrations)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # Data augmentation: transformed copies of demonstrated episodes.
