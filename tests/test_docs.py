@@ -1,5 +1,6 @@
-"""The Python blocks of the documentation are complete, and run."""
+"""Tests of the documentation: its Python blocks run, and its links and titles are right."""
 
+import importlib.util
 import re
 import warnings
 from pathlib import Path
@@ -43,3 +44,13 @@ def test_links_between_files_lead_somewhere():
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text):
             assert (page.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_links_to_the_code_name_one_definition():
+    spec = importlib.util.spec_from_file_location("definitions", "docs/_extensions/definitions.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    definitions = module.definitions()
+    for page in Path("docs").rglob("*.md"):
+        for name in re.findall(r"\{source\}`(?:[^`<]*<)?([^`<>]+)>?`", page.read_text(encoding="utf-8")):
+            assert name.endswith(".py") or len(definitions.get(name, [])) == 1, f"{page}: {name}"
