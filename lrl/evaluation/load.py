@@ -11,7 +11,7 @@ import yaml
 from lrl.chat.model import ChatModel
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.functional.distributed import drop_frozen, frozen_parameter_names, is_sharded_checkpoint, read_checkpoint
+from lrl.functional.distributed import drop_frozen, find_checkpoint, frozen_parameter_names, read_checkpoint
 from lrl.policies.actor import Actor
 from lrl.policies.baselines import ConstantActor, ExpertActor, FixedActor, RandomActor
 from lrl.policies.policy import Policy
@@ -202,10 +202,7 @@ def checkpoint_file(path: Path, key: str = "checkpoint") -> Path:
     Raises:
         ValueError: If there is no checkpoint.
     """
-    file = last_checkpoint(path)
-    if file.is_file() or is_sharded_checkpoint(file):
-        return file
-    raise ValueError(f"{key} is {str(path)!r}; it must be a checkpoint, or a run directory that holds one.")
+    return find_checkpoint(path, ("last.ckpt",), key)
 
 
 def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:

@@ -79,14 +79,14 @@ def is_sharded_checkpoint(path: Path) -> bool:
     return (path / ".metadata").exists()
 
 
-def find_checkpoint(path: str | Path, names: Sequence[str], key: str, advice: str) -> Path:
+def find_checkpoint(path: str | Path, names: Sequence[str], key: str, advice: str = "") -> Path:
     """Return the path of a checkpoint, or of the preferred checkpoint of a run directory.
 
     Args:
         path: a checkpoint, as one file or in shards, or a run directory.
         names: names of checkpoints in the folder ``checkpoints`` of a run directory, the preferred one first.
         key: configuration key of the path, for the error message.
-        advice: alternative for the user, for the error message.
+        advice: how to create such a checkpoint, for the error message.
 
     Raises:
         ValueError: If there is no checkpoint.
@@ -95,7 +95,8 @@ def find_checkpoint(path: str | Path, names: Sequence[str], key: str, advice: st
     for file in (path, *(path / "checkpoints" / name for name in names)):
         if file.is_file() or is_sharded_checkpoint(file):
             return file
-    raise ValueError(f"{key} is {str(path)!r}, which is neither a checkpoint nor a run directory with one; {advice}.")
+    advice = advice and f"; {advice}"
+    raise ValueError(f"{key} is {str(path)!r}; it must be a checkpoint, or a run directory that holds one{advice}.")
 
 
 def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:

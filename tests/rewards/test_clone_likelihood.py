@@ -121,7 +121,7 @@ def test_invalid_responses_and_unlikely_actions_have_the_minimum_reward(saved) -
 
 
 def test_a_checkpoint_or_row_that_does_not_fit_raises_one_sentence(saved, tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"rewards.path is '.*nothing', which is neither a checkpoint nor a run"):
+    with pytest.raises(ValueError, match=r"rewards.path is '.*nothing'; it must be a checkpoint, or a run"):
         CloneLikelihoodReward(str(tmp_path / "nothing"))
     torch.save([1, 2], tmp_path / "list.ckpt")
     with pytest.raises(ValueError, match="which contains no MLPPolicy"):

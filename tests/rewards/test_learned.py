@@ -79,7 +79,7 @@ def test_a_batch_is_one_forward_pass_and_the_model_is_loaded_once(saved) -> None
 
 
 def test_a_missing_folder_is_an_error_at_once(tmp_path) -> None:
-    with pytest.raises(ValueError, match="rewards.path is '.*none', which is neither a checkpoint nor a run directory"):
+    with pytest.raises(ValueError, match="rewards.path is '.*none'; it must be a checkpoint, or a run directory"):
         LearnedReward(str(tmp_path / "none"))
 
 

@@ -161,8 +161,8 @@ def test_a_checkpoint_without_a_reward_model_raises_one_sentence(tmp_path) -> No
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    assert "neither a checkpoint nor a run directory" in error(tmp_path / "none")
-    assert "neither a checkpoint nor a run directory" in error(tmp_path)
+    assert "it must be a checkpoint, or a run directory" in error(tmp_path / "none")
+    assert "it must be a checkpoint, or a run directory" in error(tmp_path)
     (tmp_path / "text.ckpt").write_text("nothing")
     assert "is not a checkpoint or is damaged" in error(tmp_path / "text.ckpt")
     torch.save({"state_dict": {}, "lrl": {}}, tmp_path / "policy.ckpt")
