@@ -10,9 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from settings import made
 from tiny_runs import FEW_ITERATIONS, grpo, make_trainer, network, ppo, rollout_data, save_tiny_model, sft, text_policy
 from tiny_runs import trpo as trpo_of
+
+from lrl.training.optimizer import OptimizerConfig
 
 GOLDEN = Path(__file__).parent / "golden" / "first_updates.json"
 NAMES = ("loss", "value_loss", "approx_kl", "kl", "kl_to_reference", "ratio_error", "entropy", "improvement")
@@ -23,7 +24,7 @@ def reinforce_pp(folder):
     """REINFORCE++ with a reference."""
     from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
 
-    return made(REINFORCEPlusPlusModule, text_policy(folder), lr=1e-2, kl_coef=0.1)
+    return REINFORCEPlusPlusModule(text_policy(folder), optimizer=OptimizerConfig(lr=1e-2), kl_coef=0.1)
 
 
 def trpo(folder):

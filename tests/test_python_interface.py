@@ -69,7 +69,7 @@ def test_a_run_directory_is_complete_and_its_policy_can_be_loaded(tmp_path, capf
 @pytest.mark.slow
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path):
     def weights(name, epochs, **changes):
-        module = network("", schedule="constant")
+        module = network("", optimizer={"schedule": "constant"})
         lrl.train(module, rollout_data("network"), max_epochs=epochs, run_directory=tmp_path / name, **CPU, **changes)
         return module.state_dict()
 

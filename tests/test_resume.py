@@ -302,7 +302,7 @@ def test_a_run_is_resumed_with_the_distribution_that_it_had_only(folder, tmp_pat
         ValueError, match=r"^model.policy.language_model.lora is None, in the run of ckpt_path it was {"
     ):
         run(last, model={})
-    run(last, lr=1e-3, kl_coef=0.2, model=LORA["model"] | {"share_prompts": False})
+    run(last, optimizer={"lr": 1e-3}, kl={"coef": 0.2}, model=LORA["model"] | {"share_prompts": False})
 
 
 def changed(part, key, value):

@@ -151,7 +151,7 @@ def fit(variant, root, *callbacks, often=1e-9, **changes):
     made = (network, None, rollout_data("network"))
     if variant == "demonstrations":
         made = (sft, tiny_model(), demonstrations())
-    module = made[0](made[1], schedule="constant")  # a schedule would depend on where the run was to end
+    module = made[0](made[1], optimizer={"schedule": "constant"})  # a schedule would depend on where the run was to end
     trainer.fit(module, datamodule=made[2], **resumed)
     return trainer
 

@@ -3,6 +3,8 @@
 Runs here may be started in processes of their own: nothing in this file asks for pytest.
 """
 
+import dataclasses
+import inspect
 import os
 import signal
 import threading
@@ -11,7 +13,6 @@ from pathlib import Path
 import lightning as L
 import torch
 from lightning.pytorch.loggers import Logger
-from settings import made
 
 import lrl
 from lrl.algorithms.grpo import GRPOModule
@@ -140,10 +141,27 @@ def sampled_values(policy, batch):
     return policy.critic_view(batch)(torch.arange(len(batch)))
 
 
+def from_settings(kind, *args, **settings):
+    """A module or data module; a mapping changes single fields of a dataclass among its settings, as in YAML."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    for name, value in settings.items():
+        if isinstance(value, dict) and dataclasses.is_dataclass(defaults.get(name)):
+            settings[name] = dataclasses.replace(defaults[name], **value)
+    return kind(*args, **settings)
+
+
+def merged(settings, changes):
+    """Settings as in YAML, some of which are changed."""
+    both = {name for name in settings.keys() & changes.keys() if isinstance(changes[name], dict)}
+    return settings | changes | {name: settings[name] | changes[name] for name in both}
+
+
 def grpo(folder, history=0, temperature=1.0, model=None, **changes):
     """GRPO with a reference."""
-    settings = {"lr": 1e-2, "kl_coef": 0.1, "ent_coef": 0.01, "schedule": "linear"} | changes
-    return made(GRPOModule, text_policy(folder, history, temperature, **model or {}), **settings)
+    settings = {"optimizer": {"lr": 1e-2, "schedule": "linear"}, "kl": {"coef": 0.1}, "ent_coef": 0.01}
+    return from_settings(
+        GRPOModule, text_policy(folder, history, temperature, **model or {}), **merged(settings, changes)
+    )
 
 
 def ppo(folder, history=0, **changes):
@@ -152,8 +170,8 @@ def ppo(folder, history=0, **changes):
     from lrl.lm.heads import ValueHeadConfig
 
     policy = text_policy(folder, history, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0))
-    settings = {"lr": 1e-2, "kl_coef": 0.1, "kl_target": 0.01, "ent_coef": 0.01, "schedule": "linear"}
-    return made(PPOValueHeadModule, policy, **settings | changes)
+    settings = {"optimizer": {"lr": 1e-2, "schedule": "linear"}, "kl": {"coef": 0.1, "target": 0.01}, "ent_coef": 0.01}
+    return from_settings(PPOValueHeadModule, policy, **merged(settings, changes))
 
 
 def network(folder, **changes):
@@ -162,7 +180,9 @@ def network(folder, **changes):
     from lrl.policies.mlp import MLPPolicy
 
     policy = MLPPolicy((8,), normalise_observations=True, init_seed=0)
-    return made(PPOValueHeadModule, policy, **{"lr": 1e-2, "schedule": "linear"} | changes)
+    return from_settings(
+        PPOValueHeadModule, policy, **merged({"optimizer": {"lr": 1e-2, "schedule": "linear"}}, changes)
+    )
 
 
 def trpo(folder, model=None, value_iterations=25, **changes):
@@ -172,7 +192,7 @@ def trpo(folder, model=None, value_iterations=25, **changes):
     from lrl.training.value_fit import ValueFit
 
     policy = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(8,), init_seed=0), **model or {})
-    return made(TRPOModule, policy, value_fit=ValueFit(iterations=value_iterations), **changes)
+    return from_settings(TRPOModule, policy, value_fit=ValueFit(iterations=value_iterations), **changes)
 
 
 def module_of(folder, kind, **changes):
@@ -184,7 +204,9 @@ def sft(folder, value_head=None, **changes):
     """Learns what experts do."""
     from lrl.algorithms.sft import SFTModule
 
-    return made(SFTModule, text_policy(folder, value_head=value_head), **{"lr": 1e-2} | changes)
+    return from_settings(
+        SFTModule, text_policy(folder, value_head=value_head), **merged({"optimizer": {"lr": 1e-2}}, changes)
+    )
 
 
 def demonstrations():
@@ -192,9 +214,7 @@ def demonstrations():
     from lrl.data.demonstrations import DemonstrationsDataModule
     from lrl.data.sources import ExpertDemonstrations
 
-    return made(
-        DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4
-    )
+    return DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=4)
 
 
 def rollout_data(kind, **changes):
@@ -209,7 +229,7 @@ def rollout_data(kind, **changes):
         env = PromptEnvs(ExpertQRows(), [QGapReward()])
     else:
         env = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": True}, max_invalid=3, max_episode_steps=6)
-    return made(RolloutDataModule, env, **sizes | {"validation_episodes": 2} | changes)
+    return from_settings(RolloutDataModule, env, **merged({**sizes, "validation": {"episodes": 2}}, changes))
 
 
 class Rows(Logger):
@@ -247,7 +267,7 @@ class Counter(L.Callback):
 def make_trainer(root, *callbacks, **changes):
     """One CPU, all metrics in memory."""
     settings = {**QUIET, **IN_MEMORY, "logger": Rows(), "limit_val_batches": 0, "default_root_dir": str(root)}
-    return L.Trainer(callbacks=list(callbacks), **settings | changes)
+    return L.Trainer(callbacks=list(callbacks), **merged(settings, changes))
 
 
 def train(root, *callbacks, module, data, **changes):
@@ -306,6 +326,6 @@ def run_until_stopped(folder, kind, root, moment):
     make_trainer(root, CollectionCheckpoint(every_n_collections=1), Stop(moment)).fit(module, datamodule=data)
 
 
-FEW_ITERATIONS = {"model": {"dtype": "float64"}, "cg_iterations": 2, "value_iterations": 2}
-FLOAT64 = {"model": {"dtype": "float64"}, "optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1)}
+FEW_ITERATIONS = {"model": {"dtype": "float64"}, "natural_gradient": {"cg_iterations": 2}, "value_iterations": 2}
+FLOAT64 = {"model": {"dtype": "float64"}, "optimizer": {"factory": lambda weights: torch.optim.SGD(weights, lr=0.1)}}
 OPTIONS = {"prompts": {}, "episodes": {"history": 1}, "continuing": {"history": 1}}

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from settings import made
 from tiny_runs import FLOAT64, demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft
 
 from lrl.codecs.toy_text import render_map
@@ -70,6 +69,6 @@ def test_demonstrations_that_are_not_a_candidate_raise_one_sentence(folder, tmp_
     file = tmp_path / "turns.jsonl"
     file.write_text(json.dumps({"observation": START, "response": response}) + "\n")
     env = GymnasiumEnvs("FrozenLake-v1")
-    data = made(DemonstrationsDataModule, JsonlDemonstrations(str(file)), env, loss_on=loss_on)
+    data = DemonstrationsDataModule(JsonlDemonstrations(str(file)), env, loss_on=loss_on)
     with pytest.raises(ValueError, match=named):
         make_trainer(tmp_path, enable_checkpointing=False).fit(choosing(sft(folder), folder), datamodule=data)

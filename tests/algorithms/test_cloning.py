@@ -8,9 +8,8 @@ import minari
 import numpy as np
 import pytest
 import torch
-from settings import made
 from sft_runs import SaveInside, fit, logged, weights
-from tiny_runs import make_trainer, save_tiny_model
+from tiny_runs import from_settings, make_trainer, merged, save_tiny_model
 from torch.nn.parallel import DistributedDataParallel
 
 from lrl.algorithms.ppo import PPOValueHeadModule
@@ -21,6 +20,7 @@ from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.run_data import ValidationConfig
 from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import ExpertQRows
@@ -31,6 +31,7 @@ from lrl.lm.config import LanguageModelConfig
 from lrl.lm.heads import ActionHead, ObservationCriticConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
+from lrl.training.optimizer import OptimizerConfig
 from lrl.types import NativeTurn, SamplingConfig
 
 NUMBERS = NumberFormat(kind="integers", ranges=[(-2.0, 664.0)])  # 1.5 bins per unit: words from 0 to 3, mostly
@@ -78,14 +79,16 @@ def head(folder, **changes):
 
 
 def sft(policy, **changes):
-    return made(SFTModule, policy, **{"lr": 1e-2, "schedule": "constant", "warmup": 0.0} | changes)
+    return from_settings(
+        SFTModule, policy, **merged({"optimizer": {"lr": 1e-2, "schedule": "constant", "warmup": 0.0}}, changes)
+    )
 
 
 def data(kind, held_out=False, source=None, **changes):
     train = source or MinariDemonstrations(f"lrl/{kind}-v0", validation_share=0.25)
     other = MinariDemonstrations(f"lrl/{kind}-v0", "validation", validation_share=0.25) if held_out else None
-    settings = {"batch_size": 16, "validation_episodes": 0, "validation_demonstrations": other} | changes
-    return made(DemonstrationsDataModule, train, ENVS[kind], **settings)
+    settings = {"batch_size": 16, "validation": {"episodes": 0}, "validation_demonstrations": other} | changes
+    return from_settings(DemonstrationsDataModule, train, ENVS[kind], **settings)
 
 
 def stored(kind, split="train"):
@@ -153,8 +156,10 @@ def test_a_run_that_starts_from_a_clone_keeps_its_statistics(tmp_path):
 def test_ppo_starts_from_a_clone_without_a_critic(tmp_path):
     trainer = fit(sft(network()), tmp_path, data("discrete"), max_epochs=1)
     trainer.save_checkpoint(tmp_path / "clone.ckpt")
-    module = made(PPOValueHeadModule, network(critic=True), lr=1e-9, init_from=str(tmp_path / "clone.ckpt"))
-    rollouts = made(RolloutDataModule, ENVS["discrete"], num_envs=2, num_steps=4, validation_episodes=0)
+    module = PPOValueHeadModule(
+        network(critic=True), optimizer=OptimizerConfig(lr=1e-9), init_from=str(tmp_path / "clone.ckpt")
+    )
+    rollouts = RolloutDataModule(ENVS["discrete"], num_envs=2, num_steps=4, validation=ValidationConfig(episodes=0))
     make_trainer(tmp_path, max_epochs=1, enable_checkpointing=False).fit(module, datamodule=rollouts)
     torch.testing.assert_close(module.policy.actor[0].weight, trainer.lightning_module.policy.actor[0].weight)
     assert module.policy.critic is not None
@@ -295,7 +300,7 @@ def made_batch(policy, turns):
 
 
 def test_whitening_of_a_trained_trunk_uses_the_states_of_its_start(folder, tmp_path):
-    module = sft(head(folder, whiten_states=1e-2), lr=1e-9)
+    module = sft(head(folder, whiten_states=1e-2), optimizer={"lr": 1e-9})
     fit(module, tmp_path, data("box"), max_epochs=1)
     policy = module.policy
     batch = made_batch(policy, [NativeTurn(*row) for row in zip(*stored("box"), strict=True)])
@@ -353,7 +358,12 @@ def test_a_network_clones_the_controller_of_cartpole(tmp_path):
     env = GymnasiumEnvs("CartPole-v1")
     collect(load_baseline("expert", env).policy, env, "lrl/controller-v0", 16, 0, 16, name="expert", commit="")
     source = MinariDemonstrations("lrl/controller-v0", split="all")
-    module = sft(network(hidden_sizes=(64, 64)), lr=3e-3, schedule="cosine")
-    fit(module, tmp_path, made(DemonstrationsDataModule, source, env, 256, validation_episodes=0), max_epochs=6)
+    module = sft(network(hidden_sizes=(64, 64)), optimizer={"lr": 3e-3, "schedule": "cosine"})
+    fit(
+        module,
+        tmp_path,
+        DemonstrationsDataModule(source, env, 256, validation=ValidationConfig(episodes=0)),
+        max_epochs=6,
+    )
     results = evaluate_policy(module.policy, env, 10, 10_000, 10, SamplingConfig(temperature=0))
     assert results.means()["return"] >= 475

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_runs
 import torch
-from settings import made
+from tiny_runs import from_settings
 
 import lrl.algorithms.grpo
 from lrl.algorithms.grpo import GRPOModule
@@ -80,7 +80,7 @@ def grpo(folder, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, response_format
         SamplingConfig(temperature=temperature, max_new_tokens=max_new_tokens),
     )
     policy.connect(Words())
-    module = made(GRPOModule, policy, **changes)
+    module = from_settings(GRPOModule, policy, **changes)
     module.configure_model()
     return module
 
@@ -119,7 +119,7 @@ def wander(module, size=0.02):
 
 @pytest.mark.parametrize("normalisation", ["sequence", "token", "constant"])
 def test_values_at_masked_positions_are_ignored(tiny_model, normalisation):
-    module = grpo(tiny_model, kl_coef=0.1, ent_coef=0.1, loss_normalisation=normalisation)
+    module = grpo(tiny_model, kl={"coef": 0.1}, ent_coef=0.1, loss_normalisation=normalisation)
     batch = acted(module, words=("left", "up", "left", "right up right") * 6)
     assert not batch.response_mask.all() and not batch.inputs["prompt_mask"].all()
     wander(module)
@@ -172,7 +172,7 @@ def test_the_ratio_of_the_first_update_is_one(tiny_model, temperature):
 
 
 def test_adapters_that_drop_out_leave_the_ratio_of_every_collections_first_update_at_one(tiny_model, tmp_path):
-    module = tiny_runs.grpo(tiny_model, kl_coef=0.0, model={"lora": LoRAConfig(r=2, dropout=0.5)})
+    module = tiny_runs.grpo(tiny_model, kl={"coef": 0.0}, model={"lora": LoRAConfig(r=2, dropout=0.5)})
     trainer = tiny_runs.make_trainer(tmp_path, enable_checkpointing=False)
     trainer.fit(module, datamodule=tiny_runs.rollout_data("prompts", num_epochs=1, num_minibatches=1))
     assert any(bool(weight.any()) for name, weight in module.named_parameters() if "lora_B" in name)
@@ -185,7 +185,7 @@ def test_adapters_that_drop_out_leave_the_ratio_of_every_collections_first_updat
 @pytest.mark.parametrize("normalisation", ["sequence", "constant"])
 @pytest.mark.parametrize("parts", [2, 3, 6])
 def test_accumulating_over_parts_is_the_whole_batch(tiny_model, normalisation, parts):
-    module = grpo(tiny_model, dtype="float64", loss_normalisation=normalisation, kl_coef=0.1, ent_coef=0.01)
+    module = grpo(tiny_model, dtype="float64", loss_normalisation=normalisation, kl={"coef": 0.1}, ent_coef=0.01)
     batch = acted(module, words=("left", "up") * 12)
     assert not batch.response_mask.all()
     wander(module)
@@ -202,7 +202,7 @@ def test_a_minibatch_without_turns_changes_nothing(tiny_model):
     assert float(loss.detach()) == 0 and not gradient(module, loss).any()
 
 
-@pytest.mark.parametrize("changes", [{}, {"ent_coef": 0.1}, {"kl_coef": 0.1}])
+@pytest.mark.parametrize("changes", [{}, {"ent_coef": 0.1}, {"kl": {"coef": 0.1}}])
 def test_a_group_with_equal_returns_trains_only_entropy_and_kl(tiny_model, changes):
     module = grpo(tiny_model, **changes)
     advantages = group_advantages(torch.full((4,), 0.7), torch.zeros(4, dtype=torch.long))
@@ -223,17 +223,17 @@ def test_the_surrogate_is_constant_outside_the_clip_range(tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "key"),
+    ("settings", "key"),
     [
-        ("clip_range", 0.0, "model.clip_range is 0.0; it must be positive"),
-        ("clip_range_high", -0.1, "model.clip_range_high is -0.1; it must be positive, or null"),
-        ("kl_coef", -1.0, "model.kl.coef is -1.0; it must be 0 or positive"),
-        ("lr", 0.0, "model.optimizer.lr is 0.0; it must be positive"),
+        ({"clip_range": 0.0}, "model.clip_range is 0.0; it must be positive"),
+        ({"clip_range_high": -0.1}, "model.clip_range_high is -0.1; it must be positive, or null"),
+        ({"kl": {"coef": -1.0}}, "model.kl.coef is -1.0; it must be 0 or positive"),
+        ({"optimizer": {"lr": 0.0}}, "model.optimizer.lr is 0.0; it must be positive"),
     ],
 )
-def test_invalid_settings_raise_their_name(tiny_model, name, value, key):
+def test_invalid_settings_raise_their_name(tiny_model, settings, key):
     with pytest.raises(ValueError, match=re.escape(key)):
-        grpo(tiny_model, **{name: value})
+        grpo(tiny_model, **settings)
 
 
 # -- with a trainer ---------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def fit(module, collections, reward=None, callbacks=(), seed=0, **changes):
     env = PromptEnvs(Bandit(), [reward or Right()])
     sizes = {"num_groups": 3, "group_size": 16} | changes
     module.train()
-    data = made(RolloutDataModule, env, seed=seed, **sizes)
+    data = RolloutDataModule(env, seed=seed, **sizes)
     settings = {"max_epochs": collections, "accelerator": "cpu", "limit_val_batches": 0}
     return lrl.train(module, data, callbacks=callbacks, **settings)
 
@@ -263,7 +263,10 @@ class Weights(L.Callback):
 
 
 def test_once_target_kl_is_exceeded_the_weights_stay_as_they_are_until_the_next_collection(tiny_model):
-    module, weights = grpo(tiny_model, lr=1e-3, weight_decay=0.1, ent_coef=0.1, target_kl=1e-6), Weights()
+    module, weights = (
+        grpo(tiny_model, optimizer={"lr": 1e-3, "weight_decay": 0.1}, ent_coef=0.1, target_kl=1e-6),
+        Weights(),
+    )
     fit(module, 2, callbacks=[weights], num_epochs=5)
     assert len(weights.seen) == 10
     for first in (0, 5):
@@ -275,14 +278,14 @@ def test_once_target_kl_is_exceeded_the_weights_stay_as_they_are_until_the_next_
 
 
 def test_without_target_kl_every_minibatch_changes_the_weights(tiny_model):
-    module, weights = grpo(tiny_model, lr=1e-3, ent_coef=0.1), Weights()
+    module, weights = grpo(tiny_model, optimizer={"lr": 1e-3}, ent_coef=0.1), Weights()
     fit(module, 1, callbacks=[weights], num_epochs=2, num_minibatches=2)
     assert len(weights.seen) == 4
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(weights.seen))
 
 
 def test_a_collection_whose_groups_have_equal_returns_changes_no_weights(tiny_model):
-    module = grpo(tiny_model, lr=1e-2)
+    module = grpo(tiny_model, optimizer={"lr": 1e-2})
     before = [weight.clone() for weight in module.parameters()]
     fit(module, 2, reward=Agreed())
     assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
@@ -309,6 +312,6 @@ def mean_return(module):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_bandit_is_solved_and_with_flipped_advantages_it_is_not(tiny_model, monkeypatch, sign):
     monkeypatch.setattr(lrl.algorithms.grpo, "group_advantages", lambda *args: sign * group_advantages(*args))
-    module = grpo(tiny_model, max_new_tokens=1, lr=3e-3, kl_coef=0.01, ent_coef=0.01)
+    module = grpo(tiny_model, max_new_tokens=1, optimizer={"lr": 3e-3}, kl={"coef": 0.01}, ent_coef=0.01)
     fit(module, 100 if sign > 0 else 30)  # wrong from the first steps on
     assert mean_return(module) > 0.9 if sign > 0 else mean_return(module) < 0.1

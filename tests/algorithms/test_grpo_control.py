@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_runs
 import torch
-from settings import made
+from tiny_runs import from_settings, merged
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.codecs.spaces import SpaceCodec
@@ -45,8 +45,8 @@ class Arms(RowSource):
 
 def module_and_data(env, sizes=None, **settings):
     policy = MLPPolicy(hidden_sizes=(16,), activation="tanh", critic=False, init_seed=0)
-    module = made(GRPOModule, policy, **{"lr": 1e-2} | settings)
-    return module, made(RolloutDataModule, env, **{"num_groups": 2, "group_size": 4} | (sizes or {}))
+    module = from_settings(GRPOModule, policy, **merged({"optimizer": {"lr": 1e-2}}, settings))
+    return module, from_settings(RolloutDataModule, env, **{"num_groups": 2, "group_size": 4} | (sizes or {}))
 
 
 def fitted(folder, env, collections=2, sizes=None, **settings):
@@ -70,7 +70,7 @@ def collected(env, states, **plan):
 @pytest.mark.parametrize("kind", ["episode", "turn", "step", "grouped_gae"])
 def test_a_network_learns_from_groups_of_episodes_with_discrete_and_continuous_actions(tmp_path, name, kind):
     sizes = {"num_epochs": 2, "num_minibatches": 2, "max_turns": 20}
-    settings = {"credit": GroupCreditConfig(kind=kind), "kl_coef": 0.1}
+    settings = {"credit": GroupCreditConfig(kind=kind), "kl": {"coef": 0.1}}
     _, data, trainer = fitted(tmp_path, GymnasiumEnvs(name), sizes=sizes, **settings)
     rollout, groups = data.rollout, data.rollout.inputs["observation"][0].reshape(2, 4, -1)
     assert torch.equal(groups, groups[:, :1].expand_as(groups)) and not torch.equal(groups[0], groups[1])
@@ -81,7 +81,7 @@ def test_a_network_learns_from_groups_of_episodes_with_discrete_and_continuous_a
 
 
 def test_validation_on_rows_without_q_values_has_no_success_rate(tmp_path):
-    module, data = module_and_data(PromptEnvs(Arms(), [BehaviourCloningReward()]), {"validation_episodes": 6})
+    module, data = module_and_data(PromptEnvs(Arms(), [BehaviourCloningReward()]), {"validation": {"episodes": 6}})
     trainer = tiny_runs.make_trainer(tmp_path, max_epochs=1, enable_checkpointing=False, limit_val_batches=None)
     trainer.fit(module, datamodule=data)
     (row,) = [row for _, row in trainer.logger.rows if "val/return" in row]
@@ -187,5 +187,5 @@ def test_a_small_lake_is_crossed_and_with_flipped_advantages_it_is_not(tmp_path,
     estimate = GroupCreditConfig.estimate
     monkeypatch.setattr(GroupCreditConfig, "estimate", lambda *args: sign * estimate(*args))
     sizes = {"num_groups": 1, "group_size": 32, "num_epochs": 4}
-    _, data, _ = fitted(tmp_path, LAKE, 15, sizes, lr=3e-2, credit=GroupCreditConfig(kind=kind))
+    _, data, _ = fitted(tmp_path, LAKE, 15, sizes, optimizer={"lr": 3e-2}, credit=GroupCreditConfig(kind=kind))
     assert data.rollout.returns.mean() > 0.9 if sign > 0 else data.rollout.returns.mean() < 0.1

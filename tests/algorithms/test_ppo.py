@@ -10,13 +10,22 @@ import pytest
 import torch
 from commands import run_words
 from lightning.pytorch.strategies import ModelParallelStrategy
-from settings import made
-from tiny_runs import demonstrations, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
+from tiny_runs import (
+    demonstrations,
+    from_settings,
+    make_trainer,
+    merged,
+    ppo,
+    rollout_data,
+    save_tiny_model,
+    text_policy,
+)
 
 from lrl.algorithms import ppo as ppo_file
-from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.ppo import CriticConfig, PPOValueHeadModule
 from lrl.algorithms.sft import SFTModule
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.run_data import ValidationConfig
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_policy
@@ -28,6 +37,8 @@ from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
 from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
 from lrl.training.checkpoint import CollectionCheckpoint
+from lrl.training.credit import AdaptiveKLConfig, CreditConfig
+from lrl.training.optimizer import OptimizerConfig
 from lrl.training.value_fit import ValueFit
 from lrl.training.weights import initial_weights, take_weights
 from lrl.types import Evaluation, SamplingConfig, TurnBatch
@@ -68,7 +79,7 @@ def rollout_of(policy, groups=6):
 @pytest.mark.parametrize("credit", ["turn", "token", "nested", "bandit"])
 def test_the_first_ratio_is_one_and_the_values_are_those_that_were_credited(folder, kind, credit):
     policy = policy_of(kind, folder)
-    module = made(PPOValueHeadModule, policy, credit=credit, normalise_advantages=False)
+    module = PPOValueHeadModule(policy, credit=CreditConfig(kind=credit, normalise=False))
     batch = module.prepare(rollout_of(policy))
     evaluation = policy.evaluate(batch)
     mask = batch.response_mask
@@ -122,12 +133,11 @@ def test_the_loss_is_the_formula_written_out():
     batch = TurnBatch(
         inputs={}, response_mask=mask, old_logprobs=old, advantages=advantages, returns=returns, old_values=old_values
     )
-    module = made(
-        PPOValueHeadModule,
+    module = PPOValueHeadModule(
         Two(logprobs, entropy, values),
         clip_range=0.1,
         clip_range_vf=0.05,
-        old_kl_coef=0.7,
+        kl=AdaptiveKLConfig(old_coef=0.7),
         ent_coef=0.02,
         vf_coef=0.4,
     )
@@ -161,7 +171,7 @@ def test_the_penalty_includes_probability_of_tokens_that_were_not_sampled():
         old_values=zeros,
     )
     new = torch.log_softmax(logits, 0)
-    module = made(PPOValueHeadModule, Two(new[:2, None], zeros, zeros), clip_range=None, old_kl_coef=1.0)
+    module = PPOValueHeadModule(Two(new[:2, None], zeros, zeros), clip_range=None, kl=AdaptiveKLConfig(old_coef=1.0))
     kl = torch.nn.functional.kl_div(new, old, reduction="sum")
     loss = module.training_step(batch)
     torch.testing.assert_close(loss, kl)
@@ -176,7 +186,7 @@ def test_the_value_loss_without_a_range_is_half_the_squared_error():
 
 
 def test_the_kl_penalty_is_per_token_and_its_weight_follows_the_target(folder):
-    module = ppo(folder, normalise_advantages=False)
+    module = ppo(folder, credit={"normalise": False})
     policy = module.policy
     policy.connect(LAKE.codec)
     module.configure_model()
@@ -196,7 +206,7 @@ def test_the_kl_penalty_is_per_token_and_its_weight_follows_the_target(folder):
     error = (kl.sum(-1).mean() / 0.01 - 1).clamp(-0.2, 0.2)
     assert module.kl_coef.value == 0.1
     assert module.kl_coef._next == pytest.approx(0.1 * math.exp(float(error) * len(batch) / 10_000))
-    free = ppo(folder, normalise_advantages=False, kl_coef=0.0, kl_target=None)
+    free = ppo(folder, credit={"normalise": False}, kl={"coef": 0.0, "target": None})
     free.policy.connect(LAKE.codec)
     free.policy = policy
     difference = batch.returns - free.prepare(moved).returns
@@ -205,9 +215,7 @@ def test_the_kl_penalty_is_per_token_and_its_weight_follows_the_target(folder):
 
 
 def test_normalised_advantages_have_mean_0_and_deviation_1_over_what_was_sampled(folder):
-    batch = made(PPOValueHeadModule, policy_of("text", folder)).prepare(
-        rollout_of(policy_of("text", folder), groups=12)
-    )
+    batch = PPOValueHeadModule(policy_of("text", folder)).prepare(rollout_of(policy_of("text", folder), groups=12))
     picked = batch.advantages[batch.response_mask]
     assert abs(float(picked.mean())) < 1e-5 and float(picked.std()) == pytest.approx(1, abs=1e-4)
 
@@ -215,8 +223,9 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_over_what_was_sampled
 def chain_data(**changes):
     """FrozenLake without slipping, two rows of two: right, then down."""
     lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
-    sizes = {"num_envs": 8, "num_steps": 16, "num_epochs": 4, "num_minibatches": 2, "validation_episodes": 8}
-    return made(RolloutDataModule, lake, **sizes | {"validation_num_envs": 8} | changes)
+    sizes = {"num_envs": 8, "num_steps": 16, "num_epochs": 4, "num_minibatches": 2}
+    sizes["validation"] = {"episodes": 8, "num_envs": 8}
+    return from_settings(RolloutDataModule, lake, **merged(sizes, changes))
 
 
 def reward_of(module, data, root, epochs=25):
@@ -229,7 +238,9 @@ def reward_of(module, data, root, epochs=25):
 @pytest.mark.learning
 @pytest.mark.parametrize("credit", ["turn", "token", "nested"])
 def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
-    module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), lr=1e-2, credit=credit)
+    module = PPOValueHeadModule(
+        MLPPolicy((16,), init_seed=0), optimizer=OptimizerConfig(lr=1e-2), credit=CreditConfig(kind=credit)
+    )
     assert reward_of(module, chain_data(), tmp_path) == 1
 
 
@@ -240,32 +251,34 @@ def test_with_flipped_sign_it_does_not_learn(tmp_path):
             credit = super().advantages(rollout)
             return replace(credit, advantages=-credit.advantages)
 
-    module = made(Flipped, MLPPolicy((16,), init_seed=0), lr=1e-2)
+    module = Flipped(MLPPolicy((16,), init_seed=0), optimizer=OptimizerConfig(lr=1e-2))
     assert reward_of(module, chain_data(), tmp_path, epochs=8) == 0
 
 
 @pytest.mark.parametrize("kind", ["text", "scoring", "mlp"])
 def test_the_critics_own_weights_may_have_a_learning_rate_of_their_own(folder, kind):
     policy = policy_of(kind, folder)
-    actor, critic = made(PPOValueHeadModule, policy, lr=1e-3, critic_lr=1e-2).parameter_groups()
+    actor, critic = PPOValueHeadModule(
+        policy, optimizer=OptimizerConfig(lr=1e-3), critic=CriticConfig(lr=1e-2)
+    ).parameter_groups()
     assert critic["lr"] == 1e-2 and "lr" not in actor
     apart = {id(weight) for weight in critic["params"]}
     assert (
         apart == {id(w) for n, w in policy.named_parameters() if n.split(".")[0] in ("value_head", "critic")} != set()
     )
     assert apart.isdisjoint(id(weight) for weight in actor["params"])
-    everything = made(PPOValueHeadModule, policy).parameter_groups()[0]["params"]
+    everything = PPOValueHeadModule(policy).parameter_groups()[0]["params"]
     assert len(actor["params"]) + len(critic["params"]) == len(everything)
 
 
 def test_a_shared_critic_has_no_learning_rate_of_its_own(tmp_path):
-    module = made(PPOValueHeadModule, MLPPolicy((16,), shared_value_network=True), critic_lr=1e-2)
+    module = PPOValueHeadModule(MLPPolicy((16,), shared_value_network=True), critic=CriticConfig(lr=1e-2))
     with pytest.raises(ValueError, match=r"model.critic.lr is 0.01, but the critic of MLPPolicy has no"):
         reward_of(module, chain_data(), tmp_path, epochs=1)
 
 
 def test_minibatches_after_target_kl_is_exceeded_are_skipped(tmp_path):
-    module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), lr=5e-2, target_kl=1e-4)
+    module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), optimizer=OptimizerConfig(lr=5e-2), target_kl=1e-4)
     trainer = make_trainer(tmp_path, max_epochs=2)
     trainer.fit(module, datamodule=chain_data())
     steps = {float(state["step"]) for state in trainer.optimizers[0].state.values()}
@@ -275,9 +288,9 @@ def test_minibatches_after_target_kl_is_exceeded_are_skipped(tmp_path):
 def test_statistics_of_observations_change_between_collections_only(tmp_path):
     policy = MLPPolicy((8,), normalise_observations=True, init_seed=0)
     env = GymnasiumEnvs("Pendulum-v1", max_episode_steps=20)
-    data = made(RolloutDataModule, env, num_envs=4, num_steps=16, num_epochs=2, validation_episodes=1)
+    data = RolloutDataModule(env, num_envs=4, num_steps=16, num_epochs=2, validation=ValidationConfig(episodes=1))
     trainer = make_trainer(tmp_path, max_epochs=3)
-    trainer.fit(made(PPOValueHeadModule, policy), datamodule=data)
+    trainer.fit(PPOValueHeadModule(policy), datamodule=data)
     assert policy.norm.counting[0, 0] == 2 * 64 and policy.norm.learned[0, 0] == 3 * 64
     for _, row in trainer.logger.rows:
         assert row["train/ratio_error"] < 0.5 and row.get("rollout/return", -1) < 0
@@ -289,38 +302,50 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
     ("settings", "complaint"),
     [
         ({"policy": MLPPolicy(critic=False)}, "model.policy is a MLPPolicy without critic"),
-        ({"credit": "episode"}, "model.credit.kind is 'episode'; it must be one of turn, token, nested, bandit"),
+        (
+            {"credit": {"kind": "episode"}},
+            "model.credit.kind is 'episode'; it must be one of turn, token, nested, bandit",
+        ),
         ({"clip_range": 0.0}, "model.clip_range is 0.0"),
         ({"clip_range": None}, "one of them must limit the update"),
-        ({"kl_coef": -1.0}, "model.kl.coef is -1.0"),
-        ({"kl_target": 6.0}, "model.kl.target is 6.0, but model.kl.coef is 0"),
-        ({"kl_horizon": 0}, "model.kl.horizon is 0"),
-        ({"critic_lr": 0.0}, "model.critic.lr is 0.0; it must be positive, or null."),
-        ({"value_fit": ValueFit(method="adam")}, "model.critic.fit.method is adam; it must be lbfgs"),
-        ({"value_fit": ValueFit(), "critic_lr": 0.1}, "model.critic.lr is 0.1; it must be null"),
-        ({"value_fit": ValueFit(), "clip_range_vf": 0.2}, "model.clip_range_vf is 0.2; it must be null"),
-        ({"gamma": 1.5}, "model.credit.gamma is 1.5"),
+        ({"kl": {"coef": -1.0}}, "model.kl.coef is -1.0"),
+        ({"kl": {"target": 6.0}}, "model.kl.target is 6.0, but model.kl.coef is 0"),
+        ({"kl": {"horizon": 0}}, "model.kl.horizon is 0"),
+        ({"critic": {"lr": 0.0}}, "model.critic.lr is 0.0; it must be positive, or null."),
+        ({"critic": {"fit": ValueFit(method="adam")}}, "model.critic.fit.method is adam; it must be lbfgs"),
+        ({"critic": {"fit": ValueFit(), "lr": 0.1}}, "model.critic.lr is 0.1; it must be null"),
+        ({"critic": {"fit": ValueFit()}, "clip_range_vf": 0.2}, "model.clip_range_vf is 0.2; it must be null"),
+        ({"credit": {"gamma": 1.5}}, "model.credit.gamma is 1.5"),
         ({"clip_range_vf": 0.0}, "model.clip_range_vf is 0.0; it must be positive, or null"),
         ({"target_kl": -0.1}, "model.target_kl is -0.1; it must be positive, or null"),
         ({"vf_coef": -1.0}, "model.vf_coef is -1.0; it must be 0 or positive"),
         ({"ent_coef": -1.0}, "model.ent_coef is -1.0; it must be 0 or positive"),
         ({"loss_normalisation": "turn"}, "model.loss_normalisation is 'turn'; it must be one of token, sequence"),
-        ({"weight_decay": -1.0}, "model.optimizer.weight_decay is -1.0; it must be 0 or positive"),
-        ({"schedule": "lineer"}, "model.optimizer.schedule is 'lineer'; it must be one of constant, linear, cosine"),
-        ({"token_gamma": -1.0}, "model.credit.token_gamma is -1.0"),
-        ({"credit": "token", "local_penalties": True}, "model.credit.local_penalties is true; it must be false"),
-        ({"credit": "bandit", "bootstrap_last": True}, "model.credit.bootstrap_last is true; it must be false"),
+        ({"optimizer": {"weight_decay": -1.0}}, "model.optimizer.weight_decay is -1.0; it must be 0 or positive"),
+        (
+            {"optimizer": {"schedule": "lineer"}},
+            "model.optimizer.schedule is 'lineer'; it must be one of constant, linear, cosine",
+        ),
+        ({"credit": {"token_gamma": -1.0}}, "model.credit.token_gamma is -1.0"),
+        (
+            {"credit": {"kind": "token", "local_penalties": True}},
+            "model.credit.local_penalties is true; it must be false",
+        ),
+        (
+            {"credit": {"kind": "bandit", "bootstrap_last": True}},
+            "model.credit.bootstrap_last is true; it must be false",
+        ),
     ],
 )
 def test_inconsistent_settings_raise_their_name(settings, complaint):
     with pytest.raises(ValueError) as error:
-        made(PPOValueHeadModule, **{"policy": MLPPolicy()} | settings)
+        from_settings(PPOValueHeadModule, **{"policy": MLPPolicy()} | settings)
     assert complaint in str(error.value)
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
 def test_sharded_weights_with_a_separately_fitted_critic_raise(stage):
-    module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
+    module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), critic=CriticConfig(fit=ValueFit()))
     module._trainer = SimpleNamespace(strategy=ModelParallelStrategy(), datamodule=chain_data())
     told = pytest.raises(ValueError, match="model.critic.fit is set and trainer.strategy shards the weights")
     with told if stage == "fit" else nullcontext():
@@ -339,7 +364,7 @@ def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical
         return fitted
 
     def fit(name, **given):
-        module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), value_fit=ValueFit())
+        module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), critic=CriticConfig(fit=ValueFit()))
         trainer = make_trainer(tmp_path / name, max_epochs=4, enable_checkpointing=False)
         signal.signal(signal.SIGUSR1, lambda *_: trainer.save_checkpoint(path))
         trainer.fit(module, datamodule=chain_data(num_epochs=2), **given)
@@ -358,7 +383,7 @@ def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical
 
 
 def test_bandit_credit_with_unfinished_episodes_raises(tmp_path):
-    module = made(PPOValueHeadModule, MLPPolicy((8,), init_seed=0), credit="bandit")
+    module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), credit=CreditConfig(kind="bandit"))
     with pytest.raises(ValueError, match="needs whole episodes"):
         make_trainer(tmp_path, max_epochs=3).fit(module, datamodule=chain_data(num_steps=2))
 
@@ -408,7 +433,7 @@ def test_a_value_head_starts_afresh_on_a_model_that_was_cloned(folder, tmp_path)
 
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
 def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
-    module = made(PPOValueHeadModule, text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=[4])))
+    module = PPOValueHeadModule(text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=[4])))
     trainer = make_trainer(tmp_path, max_epochs=1, precision=precision, gradient_clip_val=0.5)
     trainer.fit(module, datamodule=rollout_data("continuing"))
     assert any(math.isfinite(row.get("train/value_loss", math.nan)) for _, row in trainer.logger.rows)
@@ -416,7 +441,7 @@ def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
 
 def test_a_resume_with_another_critic_lr_raises(tmp_path):
     def fit(critic_lr, **given):
-        module = made(PPOValueHeadModule, MLPPolicy((16,), init_seed=0), critic_lr=critic_lr)
+        module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), critic=CriticConfig(lr=critic_lr))
         trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=2 if given else 1)
         trainer.fit(module, datamodule=chain_data(), **given)
         return trainer
@@ -438,10 +463,15 @@ def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_referenc
     def module(init_from=None):
         head = ValueHeadConfig(hidden_sizes=[4], init_seed=0, adapter=True)
         policy = text_policy(folder, value_head=head, **lora)
-        return made(PPOValueHeadModule, policy, lr=1e-2, kl_coef=0.1, init_from=init_from)
+        return PPOValueHeadModule(
+            policy, optimizer=OptimizerConfig(lr=1e-2), kl=AdaptiveKLConfig(coef=0.1), init_from=init_from
+        )
 
     cloned = make_trainer(tmp_path / "sft", CollectionCheckpoint(1), max_epochs=1)
-    cloned.fit(made(SFTModule, text_policy(folder, **lora), lr=1e-2), datamodule=demonstrations())
+    cloned.fit(
+        SFTModule(text_policy(folder, **lora), optimizer=OptimizerConfig(lr=1e-2, schedule="cosine", warmup=0.03)),
+        datamodule=demonstrations(),
+    )
     trained = module(init_from=str(next((tmp_path / "sft").rglob("last.ckpt"))))
     trainer = make_trainer(tmp_path / "ppo", CollectionCheckpoint(1), max_epochs=2)
     trainer.fit(trained, datamodule=rollout_data("continuing"))
@@ -463,12 +493,12 @@ def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_referenc
 def test_a_separately_fitted_critic_is_used_in_the_next_collection(folder, kind):
     policy = policy_of(kind, folder)
     rollout = rollout_of(policy, groups=12)
-    plain = made(PPOValueHeadModule, policy).prepare(rollout)
+    plain = PPOValueHeadModule(policy).prepare(rollout)
     actor = [
         weight.detach().clone()
-        for weight in made(PPOValueHeadModule, policy, critic_lr=1.0).parameter_groups()[0]["params"]
+        for weight in PPOValueHeadModule(policy, critic=CriticConfig(lr=1.0)).parameter_groups()[0]["params"]
     ]
-    module = made(PPOValueHeadModule, policy, value_fit=ValueFit(l2=0.0, iterations=50))
+    module = PPOValueHeadModule(policy, critic=CriticConfig(fit=ValueFit(l2=0.0, iterations=50)))
     batch = module.prepare(rollout)
     for name in ("advantages", "returns", "old_values"):
         assert torch.equal(getattr(batch, name), getattr(plain, name)), "credit rests on the critic as it was"
@@ -481,5 +511,5 @@ def test_a_separately_fitted_critic_is_used_in_the_next_collection(folder, kind)
     loss = module.training_step(batch)
     gradients = torch.autograd.grad(loss, policy.critic_parameters(), allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in gradients), "the loss leaves it alone"
-    moved = made(PPOValueHeadModule, policy, critic_lr=1.0).parameter_groups()[0]["params"]
+    moved = PPOValueHeadModule(policy, critic=CriticConfig(lr=1.0)).parameter_groups()[0]["params"]
     assert all(torch.equal(a, b) for a, b in zip(actor, moved))

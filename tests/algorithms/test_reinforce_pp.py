@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from settings import made
-from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
+from tiny_runs import from_settings, make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
@@ -108,7 +107,7 @@ def test_a_run_learns_what_is_rewarded_and_unlearns_it_with_the_sign_flipped(fol
 
     rewards = {}
     for kind in (REINFORCEPlusPlusModule, Flipped):
-        module = made(kind, text_policy(folder), lr=3e-2)
+        module = from_settings(kind, text_policy(folder), optimizer={"lr": 3e-2})
         trainer = make_trainer(tmp_path / kind.__name__, max_epochs=6)
         data = rollout_data("prompts", group_size=16)
         trainer.fit(module, datamodule=data)

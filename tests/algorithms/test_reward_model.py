@@ -10,8 +10,7 @@ import torch
 from commands import run_command
 from gymnasium import spaces
 from lightning.pytorch.callbacks import EarlyStopping
-from settings import made
-from tiny_runs import demonstrations
+from tiny_runs import demonstrations, from_settings
 
 from lrl.algorithms.reward_model import RewardModelModule, r2
 from lrl.data.transitions import TransitionsDataModule
@@ -94,7 +93,7 @@ def found(datasets, monkeypatch):
 
 
 def module_of(**settings):
-    return made(RewardModelModule, **SMALL | settings)
+    return from_settings(RewardModelModule, **SMALL | settings)
 
 
 def data_of(name="linear", **settings):
@@ -284,7 +283,7 @@ class Ascending(RewardModelModule):
 @pytest.mark.learning
 @pytest.mark.parametrize("kind", [RewardModelModule, Ascending])
 def test_the_reward_of_pendulum_is_learned_from_held_out_episodes_unless_the_sign_is_wrong(kind, tmp_path):
-    module = made(kind, hidden_sizes=(64, 64), dropout=0.0)
+    module = kind(hidden_sizes=(64, 64), dropout=0.0)
     data = data_of("pendulum", batch_size=256)
     epochs = 12 if kind is RewardModelModule else 3
     trainer = tiny_runs.train(tmp_path, module=module, data=data, max_epochs=epochs, limit_val_batches=0)
@@ -295,7 +294,10 @@ def test_the_reward_of_pendulum_is_learned_from_held_out_episodes_unless_the_sig
 
 @pytest.mark.learning
 def test_memorised_training_episodes_do_not_improve_the_held_out_r2(tmp_path):
-    module, data = module_of(hidden_sizes=(64, 64), dropout=0.0, lr=1e-2), data_of("memorable", batch_size=64)
+    module, data = (
+        module_of(hidden_sizes=(64, 64), dropout=0.0, optimizer={"lr": 1e-2}),
+        data_of("memorable", batch_size=64),
+    )
     trainer = fit(tmp_path, module=module, data=data, max_epochs=30)
     last = {name: value for _, row in trainer.logger.rows for name, value in row.items()}
     inputs, rewards = data.rows("train")

@@ -7,9 +7,8 @@ import pytest
 import sft_runs
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
-from settings import made
 from sft_runs import SaveInside, logged, weights
-from tiny_runs import rollout_data, save_tiny_model, text_policy
+from tiny_runs import from_settings, merged, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstrations import DemonstrationsDataModule
@@ -29,13 +28,13 @@ def sft(folder, pack_tokens=None, temperature=1.0, response_format="direct", mod
     policy = text_policy(folder, temperature=temperature, **model or {})
     policy.pack_tokens = pack_tokens
     policy.prompt = replace(policy.prompt, response_format=response_format)
-    return made(SFTModule, policy, **{"lr": 3e-3} | changes)
+    return from_settings(SFTModule, policy, **merged({"optimizer": {"lr": 3e-3}}, changes))
 
 
 def data(**changes):
-    settings = {"batch_size": 8, "validation_episodes": 0} | changes
+    settings = {"batch_size": 8, "validation": {"episodes": 0}} | changes
     experts = settings.pop("demonstrations", ExpertDemonstrations(ExpertQRows(), repeat=3))
-    return made(DemonstrationsDataModule, experts, GymnasiumEnvs("FrozenLake-v1"), **settings)
+    return from_settings(DemonstrationsDataModule, experts, GymnasiumEnvs("FrozenLake-v1"), **settings)
 
 
 def fit(module, root, source=None, callbacks=(), ckpt_path=None, **changes):
@@ -60,7 +59,7 @@ def test_it_clones_the_expert_and_with_the_sign_flipped_it_does_not(folder, tmp_
 def test_accumulated_batches_take_the_step_of_one_large_batch(folder, tmp_path, loss_on, pack_tokens):
     experts = ExpertDemonstrations(ExpertQRows(), ("", "0 1 2 3 0 1 2 3"), repeat=2)
     settings = {"model": {"dtype": "float64"}, "response_format": "final_answer"}
-    sgd = {"optimizer": lambda ws: torch.optim.SGD(ws, lr=0.1), "schedule": "constant", "warmup": 0.0}
+    sgd = {"optimizer": {"factory": lambda ws: torch.optim.SGD(ws, lr=0.1), "schedule": "constant", "warmup": 0.0}}
     source = data(demonstrations=experts, loss_on=loss_on, batch_size=4)
     module = sft(folder, pack_tokens, **settings, **sgd)
     fit(module, tmp_path, source, accumulate_grad_batches=6, max_epochs=1, gradient_clip_val=None)
@@ -147,10 +146,12 @@ def test_a_run_resumed_behind_the_last_step_of_a_pass_validates_and_logs_first(f
 
 @pytest.mark.slow
 def test_a_run_resumed_between_passes_ends_bit_identical(folder, tmp_path):
-    whole = fit(sft(folder, schedule="constant"), tmp_path, max_epochs=3)
-    part = fit(sft(folder, schedule="constant"), tmp_path, max_epochs=2)
+    whole = fit(sft(folder, optimizer={"schedule": "constant"}), tmp_path, max_epochs=3)
+    part = fit(sft(folder, optimizer={"schedule": "constant"}), tmp_path, max_epochs=2)
     part.save_checkpoint(tmp_path / "between.ckpt")
-    resumed = fit(sft(folder, schedule="constant"), tmp_path, ckpt_path=tmp_path / "between.ckpt", max_epochs=3)
+    resumed = fit(
+        sft(folder, optimizer={"schedule": "constant"}), tmp_path, ckpt_path=tmp_path / "between.ckpt", max_epochs=3
+    )
     assert torch.equal(weights(resumed.lightning_module), weights(whole.lightning_module))
 
 
@@ -181,13 +182,13 @@ def test_the_held_out_loss_is_the_mean_over_tokens_and_stops_the_run_early(folde
 
 def test_success_in_the_environment_stops_the_run_early_as_well(folder, tmp_path):
     stop = EarlyStopping("val/success_rate", mode="max", patience=1, min_delta=2.0)
-    source = data(validation_episodes=3)
+    source = data(validation={"episodes": 3})
     trainer = fit(sft(folder), tmp_path, source, [stop], max_epochs=50, limit_val_batches=None)
     assert trainer.current_epoch == 2 and len(logged(trainer, "val/success_rate")) == 2
 
 
 def test_the_learning_rate_rises_then_falls_as_half_a_cosine(folder, tmp_path):
-    trainer = fit(sft(folder, warmup=0.2, log_every=1, lr=1e-3), tmp_path, max_epochs=2)
+    trainer = fit(sft(folder, optimizer={"warmup": 0.2, "lr": 1e-3}, log_every=1), tmp_path, max_epochs=2)
     rates = logged(trainer, "train/lr")
     expected = [0, 0.5] + [0.5 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
     assert rates == pytest.approx([1e-3 * factor for factor in expected])

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from settings import made
-from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
+from tiny_runs import from_settings, make_trainer, merged, rollout_data, save_tiny_model, text_policy
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.algorithms import trpo
@@ -73,7 +72,7 @@ def prepared(kind, folder, **settings):
     """A module and one credited collection; nothing but the policy's own weights is left to chance."""
     model = settings.pop("model", {})
     policy, env = policy_of(kind, folder, **model)
-    module = made(TRPOModule, policy, **settings)
+    module = from_settings(TRPOModule, policy, **settings)
     return module, batch_of(module, env)
 
 
@@ -87,7 +86,7 @@ def of_torch(distribution):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_recorded_divergence_is_that_of_copied_distributions(folder, kind):
-    module, batch = prepared(kind, folder, damping=0.0, max_kl=0.01)
+    module, batch = prepared(kind, folder, natural_gradient={"damping": 0.0}, max_kl=0.01)
     before = of_torch(module.policy.evaluate(batch).distribution)
     module._improve(batch)
     after = of_torch(module.policy.evaluate(batch).distribution)
@@ -148,7 +147,7 @@ def test_the_surrogate_and_the_divergence_are_the_formulas_written_out(folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder, kind):
     products = []
-    for settings in ({}, {"fisher": "double_backward"}, {"chunk_size": 5}):
+    for settings in ({}, {"natural_gradient": {"product": "double_backward"}}, {"chunk_size": 5}):
         module, batch = prepared(kind, folder, **settings)
         parameters = module.actor_parameters()
         size = sum(parameter.numel() for parameter in parameters)
@@ -167,7 +166,7 @@ def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder
 def test_the_fisher_product_is_that_of_the_explicit_matrix_on_an_adapter(folder, kind):
     """Fisher matrix of the weights of adapters and head: E[score score^T] over all choices at the sampled positions."""
     lora = LoRAConfig(r=1, alpha=2, target_modules=["q_proj"])
-    module, batch = prepared(kind, folder, damping=0.0, model={"lora": lora})
+    module, batch = prepared(kind, folder, natural_gradient={"damping": 0.0}, model={"lora": lora})
     batch = batch[torch.arange(2)]
     with torch.no_grad():
         for name, weight in module.policy.named_parameters():
@@ -192,7 +191,7 @@ def test_the_fisher_product_is_that_of_the_explicit_matrix_on_an_adapter(folder,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rejected_step_leaves_the_weights_bit_identical(folder, kind):
-    module, batch = prepared(kind, folder, accept_ratio=1e6)
+    module, batch = prepared(kind, folder, line_search={"accept_ratio": 1e6})
     before = {name: weight.detach().clone() for name, weight in module.policy.named_parameters()}
     module._improve(batch)
     assert module.flush()["train/step_accepted"] == 0
@@ -260,7 +259,7 @@ def test_the_critic_is_fitted_under_autocast(folder, kind):
     """Inside a collection it would go on with its first copy of weights that are fitted."""
     policy, env = policy_of(kind, folder)
     policy.float()
-    module = made(TRPOModule, policy)
+    module = TRPOModule(policy)
     batch = batch_of(module, env)
     with torch.autocast("cpu", torch.bfloat16):
         before = ((values_of(policy, batch) - batch.returns).square() * batch.response_mask).sum()
@@ -273,8 +272,8 @@ def test_the_critic_is_fitted_under_autocast(folder, kind):
 def chain_data(**changes):
     """FrozenLake without slipping, two rows of two: right, then down."""
     lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
-    sizes = {"num_envs": 8, "num_steps": 16, "validation_episodes": 8, "validation_num_envs": 8}
-    return made(RolloutDataModule, lake, **sizes | changes)
+    sizes = {"num_envs": 8, "num_steps": 16, "validation": {"episodes": 8, "num_envs": 8}}
+    return from_settings(RolloutDataModule, lake, **merged(sizes, changes))
 
 
 def run(module, data, root, epochs=40, **changes):
@@ -289,7 +288,7 @@ FITS = {"lbfgs": ValueFit(), "adam": ValueFit(method="adam", lr=1e-2, num_epochs
 @pytest.mark.learning
 @pytest.mark.parametrize("method", FITS)
 def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, method):
-    module = made(TRPOModule, MLPPolicy((16,), init_seed=0), max_kl=0.02, value_fit=FITS[method])
+    module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, value_fit=FITS[method])
     rows = run(module, chain_data(), tmp_path)
     steps = [row for _, row in rows if "train/kl" in row]
     assert len(steps) == 40 and all(0 <= row["train/kl"] <= 0.02 for row in steps)
@@ -318,8 +317,13 @@ def test_a_language_model_runs_in_lightning_and_stays_in_the_region(folder, tmp_
         "head": lambda: HeadPolicy(LanguageModelConfig(name=folder), (8,), init_seed=0),
         "scoring": lambda: policy_of("scoring", folder, "float32")[0],
     }[kind]()
-    data = chain_data() if kind != "head" else made(RolloutDataModule, CARTPOLE, num_envs=8, num_steps=16)
-    rows = run(made(TRPOModule, policy, fisher_fraction=0.5, chunk_size=50), data, tmp_path, epochs=4)
+    data = chain_data() if kind != "head" else RolloutDataModule(CARTPOLE, num_envs=8, num_steps=16)
+    rows = run(
+        TRPOModule(policy, natural_gradient=NaturalGradientConfig(fisher_fraction=0.5), chunk_size=50),
+        data,
+        tmp_path,
+        epochs=4,
+    )
     steps = [row for _, row in rows if "train/kl" in row]
     assert len(steps) == 4 and all(0 < row["train/kl"] <= 0.01 for row in steps if row["train/step_accepted"])
     assert sum(row["train/step_accepted"] for row in steps) >= 2
@@ -333,9 +337,13 @@ def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method
     def fit(name, epochs, **given):
         network = MLPPolicy((8,), normalise_observations=True, init_seed=0)
         writer = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(4,), init_seed=0))
-        module = made(TRPOModule, network if kind == "network" else writer, fisher_fraction=0.5, value_fit=FITS[method])
+        module = TRPOModule(
+            network if kind == "network" else writer,
+            natural_gradient=NaturalGradientConfig(fisher_fraction=0.5),
+            value_fit=FITS[method],
+        )
         env = GymnasiumEnvs("CartPole-v1", max_episode_steps=9)
-        data = made(RolloutDataModule, env, num_envs=4, num_steps=6) if kind == "network" else chain_data()
+        data = RolloutDataModule(env, num_envs=4, num_steps=6) if kind == "network" else chain_data()
         trainer = make_trainer(tmp_path / name, CollectionCheckpoint(1), max_epochs=epochs)
         trainer.fit(module, datamodule=data, **given)
         return trainer
@@ -358,10 +366,10 @@ def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_pat
 
     def fit(name, **given):
         network = MLPPolicy((8,), normalise_observations=True, init_seed=0)
-        data = made(RolloutDataModule, GymnasiumEnvs("CartPole-v1", max_episode_steps=9), num_envs=4, num_steps=6)
+        data = RolloutDataModule(GymnasiumEnvs("CartPole-v1", max_episode_steps=9), num_envs=4, num_steps=6)
         trainer = make_trainer(tmp_path / name, max_epochs=4, enable_checkpointing=False)
         signal.signal(signal.SIGUSR1, lambda *_: trainer.save_checkpoint(path))
-        trainer.fit(made(TRPOModule, network, max_kl=0.1, value_fit=FITS[method]), datamodule=data, **given)
+        trainer.fit(TRPOModule(network, max_kl=0.1, value_fit=FITS[method]), datamodule=data, **given)
         return trainer
 
     evaluate, fit_values, sent = TRPOModule._surrogate_and_kl, trpo.fit_values, []
@@ -398,22 +406,28 @@ def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_pat
     ("settings", "complaint"),
     [
         ({"policy": MLPPolicy(critic=False)}, "model.policy is a MLPPolicy without critic; TRPO needs one"),
-        ({"credit": "episode"}, "model.credit.kind is 'episode'"),
+        ({"credit": {"kind": "episode"}}, "model.credit.kind is 'episode'"),
         ({"max_kl": 0.0}, "model.max_kl is 0.0; it must be positive"),
-        ({"damping": -0.1}, "model.natural_gradient.damping is -0.1"),
-        ({"cg_iterations": 0}, "model.natural_gradient.cg_iterations is 0"),
-        ({"fisher_fraction": 0.0}, "model.natural_gradient.fisher_fraction is 0.0; it must be in (0, 1]"),
-        ({"fisher": "exact"}, "model.natural_gradient.product is 'exact'; it must be one of gauss_newton"),
+        ({"natural_gradient": {"damping": -0.1}}, "model.natural_gradient.damping is -0.1"),
+        ({"natural_gradient": {"cg_iterations": 0}}, "model.natural_gradient.cg_iterations is 0"),
+        (
+            {"natural_gradient": {"fisher_fraction": 0.0}},
+            "model.natural_gradient.fisher_fraction is 0.0; it must be in (0, 1]",
+        ),
+        (
+            {"natural_gradient": {"product": "exact"}},
+            "model.natural_gradient.product is 'exact'; it must be one of gauss_newton",
+        ),
         ({"chunk_size": 0}, "model.chunk_size is 0"),
-        ({"backtrack_coeff": 1.0}, "model.line_search.backtrack_coeff is 1.0"),
-        ({"max_backtracks": 0}, "model.line_search.max_backtracks is 0"),
+        ({"line_search": {"backtrack_coeff": 1.0}}, "model.line_search.backtrack_coeff is 1.0"),
+        ({"line_search": {"max_backtracks": 0}}, "model.line_search.max_backtracks is 0"),
         ({"ent_coef": -0.1}, "model.ent_coef is -0.1; it must be 0 or positive"),
         ({"schedule": "lineer"}, "model.schedule is 'lineer'; it must be one of constant, linear, cosine"),
     ],
 )
 def test_inconsistent_settings_raise_their_name(settings, complaint):
     with pytest.raises(ValueError) as error:
-        made(TRPOModule, **{"policy": MLPPolicy()} | settings)
+        from_settings(TRPOModule, **{"policy": MLPPolicy()} | settings)
     assert complaint in str(error.value)
 
 
@@ -434,8 +448,8 @@ def test_invalid_settings_of_a_fit_raise_their_name(changes, complaint):
 
 
 def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
-    mlp = lambda **changes: made(TRPOModule, MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
-    text = lambda **changes: made(TRPOModule, text_policy(folder, value_head=ValueHeadConfig(), **changes))  # noqa: E731
+    mlp = lambda **changes: TRPOModule(MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
+    text = lambda **changes: TRPOModule(text_policy(folder, value_head=ValueHeadConfig(), **changes))  # noqa: E731
     for module, data, settings, complaint in (
         (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; TRPO makes one update per collection"),
         (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; TRPO makes one update per collection"),
@@ -446,10 +460,7 @@ def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)
-    shrinking, endless = (
-        made(TRPOModule, MLPPolicy((4,), init_seed=0), schedule="linear"),
-        chain_data(max_env_steps=256),
-    )
+    shrinking, endless = (TRPOModule(MLPPolicy((4,), init_seed=0), schedule="linear"), chain_data(max_env_steps=256))
     with pytest.raises(ValueError, match="model.schedule is 'linear'; it needs trainer.max_epochs"):
         make_trainer(tmp_path, max_epochs=-1).fit(shrinking, datamodule=endless)
     assert endless.clocks["env_steps"] == 0
@@ -461,19 +472,19 @@ def test_weights_in_16_bits_raise(folder, tmp_path):
     with pytest.raises(
         ValueError, match="language_model.dtype is bfloat16; 16 bits are too imprecise for steps inside a trust"
     ):
-        run(made(TRPOModule, policy), chain_data(), tmp_path, epochs=1)
+        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
 
 
 def test_a_critic_with_an_adapter_raises(folder, tmp_path):
     head = ValueHeadConfig(adapter=True)
     policy = text_policy(folder, value_head=head, lora=LoRAConfig(r=2))
     with pytest.raises(ValueError, match="value_head.adapter is true; it must be false, TRPO fits the critic"):
-        run(made(TRPOModule, policy), chain_data(), tmp_path, epochs=1)
+        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
 
 
 def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
     with pytest.raises(ValueError, match="trainer.max_steps is 2; TRPO counts collections"):
-        run(made(TRPOModule, MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)
+        run(TRPOModule(MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)
 
 
 def test_settings_of_the_other_fit_method_raise_their_name():
@@ -494,7 +505,7 @@ def test_the_sampled_distribution_is_stored_once():
 
 
 def test_the_region_may_shrink_over_the_run(tmp_path):
-    module = made(TRPOModule, MLPPolicy((16,), init_seed=0), max_kl=0.02, schedule="linear")
+    module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, schedule="linear")
     steps = [row["train/kl"] for _, row in run(module, chain_data(), tmp_path, epochs=10) if "train/kl" in row]
     assert all(kl <= 0.02 * (1 - index / 10) + 1e-9 for index, kl in enumerate(steps)) and len(steps) == 10
     assert sum(kl > 0 for kl in steps) > 5

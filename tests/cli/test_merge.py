@@ -5,7 +5,6 @@ import pytest
 import torch
 import yaml
 from commands import run_words
-from settings import made
 from tiny_runs import save_tiny_model, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
@@ -140,10 +139,8 @@ def test_the_value_head_goes_along_and_a_run_starts_from_it(folder, tmp_path):
     wanted = policy.value_head.state_dict()
     assert [file.name for file in (tmp_path / "merged").glob("*.safetensors")] == ["model.safetensors"], "for vLLM"
     for source, model in ((f"{merged}/value_head/value_head.safetensors", {"lora": lora}), (merged, {})):
-        started = made(
-            PPOValueHeadModule, text_policy(merged, value_head=ValueHeadConfig(**HEAD | {"init_seed": 7}), **model),
-            init_from=source,
-        )  # fmt: skip
+        policy = text_policy(merged, value_head=ValueHeadConfig(**HEAD | {"init_seed": 7}), **model)
+        started = PPOValueHeadModule(policy, init_from=source)
         started.configure_model()
         found = started.policy.value_head.state_dict()
         assert wanted and all(torch.equal(found[name], wanted[name]) for name in wanted)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from settings import made
+from tiny_runs import from_settings
 
 import lrl.data.jsonl as jsonl_module
 from lrl.codecs.babyai import BabyAICodec
@@ -36,7 +36,7 @@ def policy():
 def data(policy, monkeypatch):
     def make(**changes):
         settings = {"demonstrations": ExpertDemonstrations(ExpertQRows(), repeat=3), "batch_size": 8} | changes
-        module = made(DemonstrationsDataModule, env=GymnasiumEnvs("FrozenLake-v1"), **settings)
+        module = from_settings(DemonstrationsDataModule, env=GymnasiumEnvs("FrozenLake-v1"), **settings)
         module.connect(policy)
         return module
 
@@ -294,9 +294,7 @@ def test_the_fingerprint_of_lines_follows_from_their_content_and_selection(tmp_p
 
 def test_settings_out_of_range_raise_their_name():
     with pytest.raises(ValueError, match="data.batch_size is 0"):
-        made(
-            DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=0
-        )
+        DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=0)
     with pytest.raises(ValueError, match="demonstrations.repeat is 0"):
         ExpertDemonstrations(ExpertQRows(), repeat=0)
     with pytest.raises(ValueError, match="demonstrations.reasoning is"):

@@ -11,7 +11,6 @@ import minari
 import numpy as np
 import pytest
 import torch
-from settings import made
 
 import lrl.data.minari as module
 from lrl.codecs.numbers import NumberFormat
@@ -96,7 +95,7 @@ def turns_of(model, dataset_id="lrl/lakes-v0", prompt=None, **settings):
 def data_of(model, monkeypatch, dataset_id="lrl/lakes-v0", prompt=None, batch_size=8, held_out=None, **settings):
     policy = connected(model, dataset_id, **prompt or {})
     source = MinariDemonstrations(dataset_id, **{"split": "all", "reasoning": REASONING} | settings)
-    module = made(DemonstrationsDataModule, source, ENVS[dataset_id], batch_size, validation_demonstrations=held_out)
+    module = DemonstrationsDataModule(source, ENVS[dataset_id], batch_size, validation_demonstrations=held_out)
     module.connect(policy)
     return module
 
@@ -524,12 +523,12 @@ def test_errors_come_before_a_model_is_loaded(model, datasets, tmp_path):
     from lrl.algorithms.sft import SFTModule
 
     policy = TextPolicy(LanguageModelConfig(name="not/there"), PromptTemplate(), SamplingConfig())
-    sft, env = made(SFTModule, policy), ENVS["lrl/lakes-v0"]
+    sft, env = SFTModule(policy), ENVS["lrl/lakes-v0"]
     for train, held_out in (
         (MinariDemonstrations("lrl/none-v0"), None),
         (ExpertDemonstrations(ExpertQRows()), MinariDemonstrations("lrl/none-v0")),
     ):
-        data = made(DemonstrationsDataModule, train, env, validation_demonstrations=held_out)
+        data = DemonstrationsDataModule(train, env, validation_demonstrations=held_out)
         with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is neither"):
             lrl.train(sft, data, max_epochs=1, accelerator="cpu")
 

@@ -3,8 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from settings import made
-from tiny_runs import make_trainer
+from tiny_runs import from_settings, make_trainer
 
 import lrl.data.rows as module
 from lrl.algorithms.grpo import GRPOModule
@@ -13,6 +12,7 @@ from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.rows import MinariRows
+from lrl.data.run_data import ValidationConfig
 from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
@@ -27,6 +27,7 @@ from lrl.prompts import PromptTemplate
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
 from lrl.rewards.format import ClosingTagFormatReward, InvalidActionReward
 from lrl.rollouts.runner import EnvRunner
+from lrl.training.optimizer import OptimizerConfig
 from lrl.types import SamplingConfig
 
 PENDULUM = GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat(kind="integers"))
@@ -189,7 +190,7 @@ def test_a_run_downloads_the_rows_of_its_environments(monkeypatch):
     monkeypatch.setattr(module, "download", asked.append)
     env = PromptEnvs(MinariRows("far/train-v0", PENDULUM), [BoundedCloningReward()])
     held_out = PromptEnvs(MinariRows("far/test-v0", PENDULUM), [BoundedCloningReward()])
-    made(RolloutDataModule, env, num_groups=1, validation_env=held_out).prepare_data()
+    RolloutDataModule(env, num_groups=1, validation=ValidationConfig(env=held_out)).prepare_data()
     assert asked == ["far/train-v0", "far/test-v0"]
 
 
@@ -197,8 +198,8 @@ def train(root, policy, source, rewards, collections=2, **sizes):
     """Train a policy on rows and return what was logged."""
     sizes = {"num_groups": 3, "group_size": 4} | sizes
     trainer = make_trainer(root, max_epochs=collections)
-    data = made(RolloutDataModule, PromptEnvs(source, rewards), **sizes)
-    trainer.fit(made(GRPOModule, policy, lr=2e-2), datamodule=data)
+    data = from_settings(RolloutDataModule, PromptEnvs(source, rewards), **sizes)
+    trainer.fit(GRPOModule(policy, optimizer=OptimizerConfig(lr=2e-2)), datamodule=data)
     return [row for _, row in trainer.logger.rows if "rollout/return" in row]
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from settings import made
+from tiny_runs import from_settings
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
@@ -15,7 +15,7 @@ from lrl.types import TurnBatch
 
 def data(**changes):
     sizes = {"num_groups": 2, "group_size": 2, "num_epochs": 3, "num_minibatches": 4} | changes
-    return made(RolloutDataModule, GymnasiumEnvs("FrozenLake-v1"), **sizes)
+    return from_settings(RolloutDataModule, GymnasiumEnvs("FrozenLake-v1"), **sizes)
 
 
 def turns(count=22, prompts=5):
@@ -144,11 +144,11 @@ def test_impossible_sizes_raise_their_name(name):
 
 @pytest.mark.parametrize("name", ["num_envs", "num_groups"])
 def test_sizes_that_two_devices_cannot_share_raise_their_key(name):
-    five = made(RolloutDataModule, GymnasiumEnvs("FrozenLake-v1"), **{name: 5})
+    five = RolloutDataModule(GymnasiumEnvs("FrozenLake-v1"), **{name: 5})
     with pytest.raises(ValueError, match=f"data.{name} is 5; it must be a multiple of the 2 devices"):
         VectorEnvRollouts().setup(SimpleNamespace(datamodule=five, world_size=2), None, "fit")
 
 
 def test_held_out_seeds_come_as_one_item():
-    (seeds,) = data(validation_episodes=3, validation_seed=50).val_dataloader()
+    (seeds,) = data(validation={"episodes": 3, "seed": 50}).val_dataloader()
     assert seeds.tolist() == [50, 51, 52]

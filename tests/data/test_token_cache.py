@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from settings import made
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.data import demonstration_tokens as token_cache
@@ -47,7 +46,7 @@ def model():
 def data_of(model, source, env=PENDULUM, token_cache=None, loss_on="completion", **prompt):
     model.prompt = PromptTemplate(**prompt)
     model.connect(env.codec)
-    data = made(DemonstrationsDataModule, source, env, 5, token_cache=token_cache, loss_on=loss_on)
+    data = DemonstrationsDataModule(source, env, 5, token_cache=token_cache, loss_on=loss_on)
     data.connect(model)
     return data
 

@@ -13,13 +13,13 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from settings import made
 from tiny_runs import (
     FEW_ITERATIONS,
     FLOAT64,
     demonstrations,
     grpo,
     make_trainer,
+    merged,
     ppo,
     rollout_data,
     sft,
@@ -34,6 +34,7 @@ from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
 from lrl.training.checkpoint import CollectionCheckpoint, checkpoint_folder
 from lrl.training.export import ExportModel
+from lrl.training.optimizer import OptimizerConfig
 
 WORLD_SIZE = 2
 TIMEOUT = datetime.timedelta(seconds=30)
@@ -49,7 +50,10 @@ RUNS = {
     "ddp_scoring": ("ddp", {"algorithm": "scoring"}),
     "fsdp2_scoring": ("fsdp2", {"algorithm": "scoring"}),
     "ddp_adapter": ("ddp", {"algorithm": "adapter"}),
-    "ddp_trpo": ("ddp", {"algorithm": "trpo", "fisher_fraction": 0.5, "cg_iterations": 3, "value_iterations": 3}),
+    "ddp_trpo": (
+        "ddp",
+        {"algorithm": "trpo", "natural_gradient": {"fisher_fraction": 0.5, "cg_iterations": 3}, "value_iterations": 3},
+    ),
     "fsdp2_full": ("fsdp2", {}),
     "fsdp2_lora": ("fsdp2", LORA),
     "fsdp2_sft": ("fsdp2", {"algorithm": "sft"}),
@@ -83,13 +87,13 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
     if algorithm == "sft":
         module, data = sft(folder, **module), demonstrations()
     elif algorithm == "ppo":
-        module, data = ppo(folder, schedule="constant"), rollout_data("continuing", num_epochs=1)
+        module, data = ppo(folder, optimizer={"schedule": "constant"}), rollout_data("continuing", num_epochs=1)
     elif algorithm == "trpo":
         module, data = trpo(folder, **module), rollout_data("continuing", num_epochs=1, num_minibatches=1)
     elif algorithm in ("scoring", "adapter"):
-        module, data = made(PPOValueHeadModule, critic_of(folder, algorithm), lr=1e-2), rollouts
+        module, data = PPOValueHeadModule(critic_of(folder, algorithm), optimizer=OptimizerConfig(lr=1e-2)), rollouts
     else:
-        module, data = grpo(folder, schedule="constant", **module), rollouts
+        module, data = grpo(folder, **merged({"optimizer": {"schedule": "constant"}}, module)), rollouts
     trainer = make_trainer(
         root,
         CollectionCheckpoint(1),

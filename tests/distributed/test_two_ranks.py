@@ -9,7 +9,7 @@ import ranks
 import torch
 from ranks import COLLECTIONS, SIZES
 from safetensors.torch import load_file
-from tiny_runs import FEW_ITERATIONS, FLOAT64, grpo, make_trainer, ppo, rollout_data, save_tiny_model, trpo
+from tiny_runs import FEW_ITERATIONS, FLOAT64, grpo, make_trainer, merged, ppo, rollout_data, save_tiny_model, trpo
 
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint
 from lrl.training.checkpoint import CollectionCheckpoint
@@ -84,9 +84,12 @@ def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_p
             kept["steps"] = {float(state["step"]) for state in trainer.optimizers[0].state.values()}
 
     if "ppo" in run:
-        module, data = ppo(folder, schedule="constant"), rollout_data("continuing", num_epochs=1)
+        module, data = ppo(folder, optimizer={"schedule": "constant"}), rollout_data("continuing", num_epochs=1)
     else:
-        module, data = grpo(folder, schedule="constant", **changes), rollout_data("episodes", **SIZES)
+        module, data = (
+            grpo(folder, **merged({"optimizer": {"schedule": "constant"}}, changes)),
+            rollout_data("episodes", **SIZES),
+        )
     alone = make_trainer(tmp_path, CollectionCheckpoint(1), Keep(), gradient_clip_val=1.0, max_epochs=COLLECTIONS)
     alone.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
     early = results[0][run]["early_weights"]
@@ -102,7 +105,7 @@ def test_a_checkpoint_from_inside_a_collection_is_resumed_with_as_many_ranks(res
     alone = make_trainer(tmp_path, CollectionCheckpoint(1), gradient_clip_val=1.0)
     with pytest.raises(ValueError, match="during a collection by 2 ranks"):
         alone.fit(
-            grpo(folder, schedule="constant"),
+            grpo(folder, optimizer={"schedule": "constant"}),
             datamodule=rollout_data("episodes", **SIZES),
             ckpt_path=root / "ddp_inside" / "inside.ckpt",
             weights_only=True,
@@ -185,7 +188,7 @@ def test_the_exported_folder_holds_the_weights_of_both_ranks(results, root, run)
 def test_two_ranks_with_half_the_groups_each_roll_out_and_learn_what_one_rank_does(results, folder, tmp_path):
     alone = make_trainer(tmp_path, enable_checkpointing=False, gradient_clip_val=1.0, max_epochs=COLLECTIONS)
     data = rollout_data("episodes", **SIZES | {"num_minibatches": 1})
-    alone.fit(grpo(folder, schedule="constant", **FLOAT64), datamodule=data)
+    alone.fit(grpo(folder, **merged({"optimizer": {"schedule": "constant"}}, FLOAT64)), datamodule=data)
     parts = [rank["ddp_float64"]["responses"] for rank in results]
     times = max(map(len, parts))
     padded = [part + [[""] * len(part[0])] * (times - len(part)) for part in parts]

@@ -7,7 +7,6 @@ from unittest import mock
 
 import pytest
 import torch
-from settings import made
 from tiny_runs import make_trainer
 
 from lrl.algorithms.sft import SFTModule
@@ -89,6 +88,6 @@ def test_without_a_gpu_or_the_package_one_sentence_says_so(monkeypatch):
 
 def test_training_asks_for_them(tmp_path):
     policy = TextPolicy(LanguageModelConfig(liger_kernels=True), PromptTemplate(), SamplingConfig(max_new_tokens=3))
-    data = made(DemonstrationsDataModule, ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"))
+    data = DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"))
     with pytest.raises(ValueError, match="liger_kernels is true, but the weights are on 'cpu'"):
         make_trainer(tmp_path, enable_checkpointing=False).fit(SFTModule(policy), datamodule=data)

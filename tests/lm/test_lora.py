@@ -90,7 +90,7 @@ def outputs(policy):
 def test_a_run_starts_from_them_merged_or_as_they_are(folder, tmp_path, source):
     from peft import AutoPeftModelForCausalLM
 
-    first = grpo(folder, model={"lora": LAST}, kl_coef=0.0, schedule="constant", lr=1e-2)
+    first = grpo(folder, model={"lora": LAST}, kl={"coef": 0.0}, optimizer={"schedule": "constant", "lr": 1e-2})
     trainer = make_trainer(tmp_path / "run", CollectionCheckpoint(1), max_epochs=1)
     trainer.fit(first, datamodule=rollout_data("prompts"))
     save_pretrained(first.policy.language_model, tmp_path / "exported")

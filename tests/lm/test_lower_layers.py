@@ -237,7 +237,9 @@ def test_other_architectures_keep_states_as_well(tmp_path, kind):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_whole_runs_and_resumed_ones_end_with_the_same_weights(folder, tmp_path, steps):
     def run(name, epochs, mb=64, ckpt=None):
-        module = grpo(folder, model={"lora": LAST, "state_cache_mb": mb}, schedule="constant", kl_coef=0.1)
+        module = grpo(
+            folder, model={"lora": LAST, "state_cache_mb": mb}, optimizer={"schedule": "constant"}, kl={"coef": 0.1}
+        )
         options = {"max_epochs": epochs, "accumulate_grad_batches": steps}
         trainer = make_trainer(tmp_path / name, CollectionCheckpoint(1), **options)
         given = {} if ckpt is None else {"ckpt_path": ckpt, "weights_only": True}

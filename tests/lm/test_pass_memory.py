@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from settings import made
 from tiny_architectures import GEMMA3N
-from tiny_runs import architecture, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
+from tiny_runs import architecture, from_settings, make_trainer, ppo, rollout_data, save_tiny_model, text_policy
 from transformers import AutoModelForCausalLM
 
 from lrl.algorithms.ppo import PPOValueHeadModule
@@ -52,7 +51,7 @@ def module_of(kind, folder, algorithm=PPOValueHeadModule, **settings):
     policy.connect(env.codec)
     if policy.response_format is None:
         policy.connect_spaces(*env.spaces)
-    module = made(algorithm, policy, **settings).double()
+    module = from_settings(algorithm, policy, **settings).double()
     module.configure_model()
     policy.double()
     return module, env
@@ -76,7 +75,7 @@ def rollout_of(module, env, groups=5):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_in_passes_is_that_of_one_pass(folder, monkeypatch, kind):
-    module, env = module_of(kind, folder, kl_coef=0.1, kl_target=None, ent_coef=0.01)
+    module, env = module_of(kind, folder, kl={"coef": 0.1, "target": None}, ent_coef=0.01)
     rollout, found = rollout_of(module, env), []
     for limit in (None, LIMITS.get(kind, SMALL)):
         if limit:
@@ -112,7 +111,7 @@ def test_the_fit_of_the_critic_is_the_same_in_passes(folder, monkeypatch, kind):
     fits = []
     for limit in (2**30, LIMITS.get(kind, SMALL)):
         monkeypatch.setattr(pass_memory, "_LIMIT", limit)
-        module, env = module_of(kind, folder, kl_coef=0.0)
+        module, env = module_of(kind, folder, kl={"coef": 0.0})
         batch = module.prepare(rollout_of(module, env))
         widest = watch(module.policy)
         fits.append(fit_values(module, batch, ValueFit(iterations=3)))
@@ -134,7 +133,7 @@ def test_a_trust_region_step_without_chunk_size_is_the_same_in_passes(folder, mo
 
 
 def test_values_of_many_prompts_are_computed_in_passes(folder, monkeypatch):
-    module, _ = module_of("text", folder, kl_coef=0.0)
+    module, _ = module_of("text", folder, kl={"coef": 0.0})
     prompts = [[4, 5 + n % 3, 6, *range(7, 7 + n % 5)] for n in range(60)]
     one = module.policy.trunk.values(prompts)
     monkeypatch.setattr(pass_memory, "_LIMIT", 20_000)

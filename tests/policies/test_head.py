@@ -4,7 +4,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from settings import made
 from tiny_runs import batch_of, make_trainer, sampled_values, save_tiny_model
 
 from lrl.algorithms.grpo import GRPOModule
@@ -15,6 +14,8 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies import head
 from lrl.policies.head import HeadPolicy, ObservationCriticConfig
+from lrl.training.credit import CreditConfig, KLConfig
+from lrl.training.optimizer import OptimizerConfig
 from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -226,8 +227,8 @@ def test_unsupported_spaces_raise(folder):
 def test_ppo_trains_a_head_in_16_bits(folder, tmp_path, precision):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1, freeze_trunk=True)
     trainer = make_trainer(tmp_path, max_epochs=2, precision=precision)
-    data = made(RolloutDataModule, ENVS["box"], num_envs=2, num_steps=4)
-    trainer.fit(made(PPOValueHeadModule, policy, gamma=0.9), datamodule=data)
+    data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
+    trainer.fit(PPOValueHeadModule(policy, credit=CreditConfig(gamma=0.9)), datamodule=data)
     assert all(np.isfinite(row["train/value_loss"]) for _, row in trainer.logger.rows)
     assert policy.whitening.counting[0, 0] == 8
     assert not torch.equal(policy.whitening.matrix, torch.eye(len(policy.whitening.matrix)))
@@ -235,17 +236,15 @@ def test_ppo_trains_a_head_in_16_bits(folder, tmp_path, precision):
 
 def test_whitening_the_states_of_a_trunk_that_is_trained_in_16_bits_raises(folder, tmp_path):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1)
-    data = made(RolloutDataModule, ENVS["box"], num_envs=2, num_steps=4)
+    data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
     with pytest.raises(ValueError, match="whiten_states is 0.1 on a trunk that is trained in 16 bits; it must be null"):
-        make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed").fit(
-            made(PPOValueHeadModule, policy), datamodule=data
-        )
+        make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed").fit(PPOValueHeadModule(policy), datamodule=data)
 
 
 def test_grpo_whitens_states(folder, tmp_path):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), critic=None, whiten_states=0.1, freeze_trunk=True)
-    data = made(RolloutDataModule, ENVS["discrete"], num_groups=2, group_size=2, max_turns=5)
-    make_trainer(tmp_path, max_epochs=2).fit(made(GRPOModule, policy, lr=1e-3), datamodule=data)
+    data = RolloutDataModule(ENVS["discrete"], num_groups=2, group_size=2, max_turns=5)
+    make_trainer(tmp_path, max_epochs=2).fit(GRPOModule(policy, optimizer=OptimizerConfig(lr=1e-3)), datamodule=data)
     assert policy.whitening.counting[0, 0] > 4
 
 
@@ -300,8 +299,8 @@ def test_the_divergence_from_the_reference_is_zero_in_the_first_collection(dropp
     model = LanguageModelConfig(name=dropping, lora=LoRAConfig(r=2))
     monkeypatch.setattr(head, "_OUTPUT_GAIN", 5.0)
     policy = HeadPolicy(model, (4,), critic=None, init_seed=0)
-    data = made(RolloutDataModule, ENVS["discrete"], num_groups=2, group_size=2, max_turns=5, num_epochs=1)
+    data = RolloutDataModule(ENVS["discrete"], num_groups=2, group_size=2, max_turns=5, num_epochs=1)
     trainer = make_trainer(tmp_path, max_epochs=1)
-    trainer.fit(made(GRPOModule, policy, kl_coef=0.1), datamodule=data)
+    trainer.fit(GRPOModule(policy, kl=KLConfig(coef=0.1)), datamodule=data)
     row = trainer.logger.rows[0][1]
     assert row["train/kl_to_reference"] < 1e-6 and row["train/ratio_error"] < 1e-5

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from settings import made
+from tiny_runs import from_settings
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.functional.advantages import group_advantages
@@ -58,7 +58,7 @@ def grpo(folder, dtype, share_prompts=True, temperature=1.0, **changes):
     """Our module, with a tiny model and no trainer."""
     model = LanguageModelConfig(name=folder, dtype=dtype, share_prompts=share_prompts)
     sampling = SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, temperature=temperature)
-    module = made(GRPOModule, TextPolicy(model, PromptTemplate(), sampling), **changes)
+    module = from_settings(GRPOModule, TextPolicy(model, PromptTemplate(), sampling), **changes)
     module.configure_model()
     return module
 
@@ -135,7 +135,7 @@ def test_loss_and_gradients_are_those_of_trl(trainer, tiny_model, ours, theirs, 
         dtype_of(trainer),
         share_prompts,
         loss_normalisation=ours,
-        kl_coef=kl_coef,
+        kl={"coef": kl_coef},
         clip_range=0.2,
         clip_range_high=clip_high,
     )

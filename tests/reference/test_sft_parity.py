@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from settings import made
 
 from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstration_tokens import collate_demonstrations
@@ -55,7 +54,7 @@ def ours(folder, dtype, pack_tokens, prompts, responses):
     policy = TextPolicy(
         LanguageModelConfig(name=folder, dtype=dtype), PromptTemplate(), SamplingConfig(), pack_tokens=pack_tokens
     )
-    module = made(SFTModule, policy)
+    module = SFTModule(policy)
     module.configure_model()
     module.optimizers = lambda **_: torch.optim.SGD(policy.parameters(), lr=1.0)  # there is no trainer to have one
     return with_gradient(module.training_step(collate_demonstrations(prompts, responses)), policy)

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from settings import made
 
-from lrl.algorithms.trpo import TRPOModule
+from lrl.algorithms.trpo import LineSearchConfig, NaturalGradientConfig, TRPOModule
 from lrl.functional.trust_region import conjugate_gradient
 from lrl.policies.mlp import MLPPolicy
 from lrl.types import TurnBatch
@@ -95,8 +94,12 @@ def test_gradient_direction_and_new_weights_are_those_of_sb3_contrib(kind, fishe
 
     theirs, policy, batch = theirs_and_ours(kind)
     wider = 3 if kind == "gaussian" else 1
-    settings = {"max_kl": wider * MAX_KL, "damping": wider * 0.1, "cg_iterations": 15, "backtrack_coeff": 0.8}
-    module = made(TRPOModule, policy, fisher=fisher, accept_ratio=0.0, **settings)
+    module = TRPOModule(
+        policy,
+        max_kl=wider * MAX_KL,
+        natural_gradient=NaturalGradientConfig(damping=wider * 0.1, cg_iterations=15, product=fisher),
+        line_search=LineSearchConfig(backtrack_coeff=0.8, accept_ratio=0.0),
+    )
     parameters = module.actor_parameters()
     _, gradient, _ = module._surrogate_and_gradient([batch], parameters, float(TURNS))
     product = module._fisher_product(batch, parameters)

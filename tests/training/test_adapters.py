@@ -40,7 +40,7 @@ def sources(folders, tmp_path_factory):
     root, found = tmp_path_factory.mktemp("sources"), {}
     for base, saved in (("llama", None), ("llama", SAVED), ("tied", None), ("tied", SAVED), ("gpt2", None)):
         lora = LoRAConfig(r=2, alpha=8, modules_to_save=None if saved is None else saved)
-        module = grpo(folders[base], model={"lora": lora}, kl_coef=0.0, schedule="constant")
+        module = grpo(folders[base], model={"lora": lora}, kl={"coef": 0.0}, optimizer={"schedule": "constant"})
         name = f"{base}-{'saved' if saved else 'plain'}"
         fit(module, root / name)
         save_pretrained(module.policy.language_model, root / f"{name}-exported")
@@ -77,7 +77,7 @@ def test_a_run_in_four_bits_starts_from_what_another_one_exported(tmp_path, save
     shape = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "tie_word_embeddings": True}
     base = save_tiny_model(tmp_path / "base", **shape)
     model = {"lora": LoRAConfig(r=2, alpha=8, modules_to_save=saved), "quantization": "nf4"}
-    source = grpo(base, model=model, kl_coef=0.0, schedule="constant")
+    source = grpo(base, model=model, kl={"coef": 0.0}, optimizer={"schedule": "constant"})
     fit(source, tmp_path / "source")
     save_pretrained(source.policy.language_model, tmp_path / "exported")
     untrained = started(grpo(base, model=model))
@@ -108,7 +108,11 @@ def test_adapters_of_another_shape_are_merged_into_the_base(folders, sources, ca
 
 @pytest.mark.slow
 def test_a_run_on_a_merged_base_is_resumed_evaluated_and_started_from(folders, sources, tmp_path):
-    settings = {"model": {"lora": OTHER}, "init_from": str(sources["tied-saved"][0]), "schedule": "constant"}
+    settings = {
+        "model": {"lora": OTHER},
+        "init_from": str(sources["tied-saved"][0]),
+        "optimizer": {"schedule": "constant"},
+    }
     whole = fit(grpo(folders["tied"], **settings), tmp_path / "whole", max_epochs=2)
     fit(grpo(folders["tied"], **settings), tmp_path / "again")
     last = tmp_path / "again" / "checkpoints" / "last.ckpt"

@@ -1,20 +1,22 @@
 """Which checkpoints a run leaves."""
 
 import pytest
-from settings import made
 from tiny_runs import make_trainer
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.run_data import ValidationConfig
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.checkpoint import CollectionCheckpoint
 
 
 def fit(folder, checkpoint):
-    data = made(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), num_envs=2, num_steps=4, validation_episodes=1)
+    data = RolloutDataModule(
+        GymnasiumEnvs("CartPole-v1"), num_envs=2, num_steps=4, validation=ValidationConfig(episodes=1)
+    )
     trainer = make_trainer(folder, checkpoint, max_epochs=2, check_val_every_n_epoch=1, limit_val_batches=1.0)
-    trainer.fit(made(PPOValueHeadModule, MLPPolicy((4,), init_seed=0)), datamodule=data)
+    trainer.fit(PPOValueHeadModule(MLPPolicy((4,), init_seed=0)), datamodule=data)
 
 
 def test_a_monitored_metric_leaves_the_best_checkpoint_beside_the_last(tmp_path):

@@ -6,7 +6,7 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalTokenNotFoundError
-from tiny_runs import grpo, make_trainer, rollout_data, save_tiny_model, sft
+from tiny_runs import grpo, make_trainer, merged, rollout_data, save_tiny_model, sft
 
 from lrl.lm.config import LoRAConfig
 from lrl.training.export import ExportModel
@@ -37,7 +37,7 @@ def hub(monkeypatch):
 
 
 def fit(root, folder, export=None, **module):
-    module = grpo(folder, **{"kl_coef": 0.0} | module)
+    module = grpo(folder, **merged({"kl": {"coef": 0.0}}, module))
     trainer = make_trainer(root, export or ExportModel(), max_epochs=1, enable_checkpointing=False)
     trainer.fit(module, datamodule=rollout_data("prompts"))
     return module.policy
@@ -84,7 +84,7 @@ def test_a_warm_started_adapter_is_exported_without_its_reference(folder, tmp_pa
     from peft import AutoPeftModelForCausalLM
 
     fit(tmp_path / "first", folder, model={"lora": LORA})
-    module = {"model": {"lora": LORA}, "kl_coef": 0.1, "init_from": str(tmp_path / "warm.ckpt")}
+    module = {"model": {"lora": LORA}, "kl": {"coef": 0.1}, "init_from": str(tmp_path / "warm.ckpt")}
     warm = grpo(folder, **module | {"init_from": None})
     warm.configure_model()
     with torch.no_grad():

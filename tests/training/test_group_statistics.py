@@ -3,7 +3,6 @@
 import csv
 
 import torch
-from settings import made
 from tiny_runs import make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.grpo import GRPOModule
@@ -36,7 +35,7 @@ def test_groups_with_one_action_and_with_several_have_different_statistics():
 def test_a_run_writes_a_line_per_state_and_collection(tmp_path):
     folder = save_tiny_model(tmp_path / "model")
     trainer = make_trainer(tmp_path, GroupStatistics(), max_epochs=2)
-    trainer.fit(made(GRPOModule, text_policy(folder)), datamodule=rollout_data("prompts"))
+    trainer.fit(GRPOModule(text_policy(folder)), datamodule=rollout_data("prompts"))
     with (tmp_path / "groups.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert {line["collection"] for line in lines} == {"0", "1"}

@@ -5,7 +5,6 @@ import pytest
 import torch
 from network_runs import KEYS
 from network_runs import network as mlp
-from settings import made
 from tiny_runs import batch_of, grpo, make_trainer, network, on_two_ranks, rollout_data, save_tiny_model
 from torchmetrics import Metric
 
@@ -190,7 +189,7 @@ def test_target_kl_is_compared_with_the_mean_over_the_tokens_of_all_ranks(target
     """A log-ratio of 0.6 at every token is 0.222 nats."""
     monkeypatch.setattr(GRPOModule, "world_size", 2)
     env = GymnasiumEnvs("CartPole-v1")
-    modules = [made(GRPOModule, mlp(env, scale=1.0), target_kl=target_kl) for _ in range(2)]
+    modules = [GRPOModule(mlp(env, scale=1.0), target_kl=target_kl) for _ in range(2)]
     turns = batch_of(modules[0].policy.act([np.zeros(4)] * 3, [()] * 3, KEYS))
     turns = turns.replace(old_logprobs=turns.old_logprobs - 0.6)
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from settings import made
 from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft, text_policy
 
 from lrl.algorithms.ppo import PPOValueHeadModule
@@ -108,7 +107,7 @@ def test_a_whole_model_becomes_the_base_of_adapters_and_is_kept_with_them(folder
     kept = saved(tmp_path / "whole")["state_dict"]
     bases = {name.replace("base_model.model.", "").replace("base_layer.", ""): tensor for name, tensor in kept.items()}
     assert all(torch.equal(bases[name], tensor) for name, tensor in given.items())
-    stopped = {"schedule": "constant", **settings}
+    stopped = {"optimizer": {"schedule": "constant"}, **settings}
     fit(grpo(folder, **stopped), tmp_path / "again")
     resumed = fit(grpo(folder, **stopped), tmp_path / "again", ckpt_path=last(tmp_path / "again"), max_epochs=2)
     assert sorted(resumed.lightning_module.state_dict()) == sorted(whole.lightning_module.state_dict())
@@ -215,10 +214,18 @@ def test_strict_loading_cannot_be_switched_on(folder):
 
 def test_a_schedule_needs_to_know_the_end_of_the_run(folder, tmp_path):
     with pytest.raises(ValueError, match=r"model.optimizer.schedule is 'linear'.*max_epochs"):
-        fit(grpo(folder, schedule="linear"), tmp_path, max_epochs=-1)
+        fit(grpo(folder, optimizer={"schedule": "linear"}), tmp_path, max_epochs=-1)
 
 
-@pytest.mark.parametrize("changes", [{"lr": 0.0}, {"lr": -1.0}, {"warmup": 1.0}, {"warmup": -0.1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": {"lr": 0.0}},
+        {"optimizer": {"lr": -1.0}},
+        {"optimizer": {"warmup": 1.0}},
+        {"optimizer": {"warmup": -0.1}},
+    ],
+)
 def test_invalid_settings_raise_their_name(folder, changes):
     with pytest.raises(ValueError, match=f"model.optimizer.{next(iter(changes))} is {next(iter(changes.values()))}"):
         grpo(folder, **changes)
@@ -254,7 +261,7 @@ def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
     module = {
         "grpo": lambda: grpo(folder),
         "sft": lambda: sft(folder),
-        "ppo": lambda: made(PPOValueHeadModule, text_policy(folder, value_head=ValueHeadConfig())),
+        "ppo": lambda: PPOValueHeadModule(text_policy(folder, value_head=ValueHeadConfig())),
     }[kind]()
     data = demonstrations() if kind == "sft" else rollout_data("prompts" if kind == "grpo" else "episodes")
     trainer = make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed", gradient_clip_val=0.5)

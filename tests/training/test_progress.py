@@ -4,14 +4,15 @@ import logging
 import re
 
 import pytest
-from settings import made
 from tiny_runs import COLLECTIONS, grpo, make_trainer, rollout_data, save_tiny_model, text_policy
 
 from lrl.algorithms.sft import SFTModule
 from lrl.data.demonstrations import DemonstrationsDataModule
+from lrl.data.run_data import ValidationConfig
 from lrl.data.sources import ExpertDemonstrations
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import ExpertQRows
+from lrl.training.optimizer import OptimizerConfig
 from lrl.training.progress import ConsoleProgress
 
 
@@ -46,8 +47,13 @@ def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(t
 def test_a_long_pass_over_demonstrations_is_reported_in_parts(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     rows = ExpertDemonstrations(ExpertQRows(), repeat=10)
-    data = made(DemonstrationsDataModule, rows, GymnasiumEnvs("FrozenLake-v1"), batch_size=1, validation_episodes=0)
-    module = made(SFTModule, text_policy(save_tiny_model(tmp_path / "tiny")), lr=1e-3)
+    data = DemonstrationsDataModule(
+        rows, GymnasiumEnvs("FrozenLake-v1"), batch_size=1, validation=ValidationConfig(episodes=0)
+    )
+    module = SFTModule(
+        text_policy(save_tiny_model(tmp_path / "tiny")),
+        optimizer=OptimizerConfig(lr=1e-3, schedule="cosine", warmup=0.03),
+    )
     module.log_every = 10
     trainer = make_trainer(tmp_path, ConsoleProgress())
     trainer.fit_loop.max_epochs = 3

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from tiny_runs import grpo, make_trainer, ppo, rollout_data, save_tiny_model
+from tiny_runs import grpo, make_trainer, merged, ppo, rollout_data, save_tiny_model
 
-SGD = {"optimizer": lambda weights: torch.optim.SGD(weights, lr=0.1), "schedule": "constant", "kl_coef": 0.0}
+SGD = {
+    "optimizer": {"factory": lambda weights: torch.optim.SGD(weights, lr=0.1), "schedule": "constant"},
+    "kl": {"coef": 0.0},
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +23,7 @@ def folder(tmp_path_factory):
 def test_accumulated_minibatches_of_unequal_size_take_the_step_of_one_batch(folder, tmp_path, algorithm, normalisation):
     steps, sizes = [], []
     for parts in (1, 5):
-        settings = SGD if algorithm is grpo else SGD | {"kl_target": None}
+        settings = SGD if algorithm is grpo else merged(SGD, {"kl": {"target": None}})
         module = algorithm(folder, loss_normalisation=normalisation, **settings)
         module.policy.configure()
         data = rollout_data("episodes" if algorithm is grpo else "continuing", num_epochs=1, num_minibatches=parts)
