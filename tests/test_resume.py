@@ -43,7 +43,7 @@ from lrl.rewards.expert_q import QGapReward
 from lrl.search.module import SearchDataModule
 from lrl.search.policies import LinearPolicy, TabularPolicy
 from lrl.training.checkpoint import CollectionCheckpoint
-from lrl.training.resume import FREE_SETTINGS, _described, check_settings, settings_of
+from lrl.training.resume import FREE_SETTINGS, check_settings, described, settings_of
 from lrl.types import PastTurn, SamplingConfig
 
 KINDS = sorted(OPTIONS)
@@ -417,7 +417,7 @@ def test_every_argument_of_a_policy_and_of_data_is_compared_or_free(policies):
     for root, parts in (("policy", policies), ("data", modules), ("env", envs)):
         for part in parts.values():
             arguments = set(inspect.signature(type(part)).parameters)
-            compared = set(_described(root, part))
+            compared = set(described(root, part))
             free = {key.partition(".")[2] for key in FREE_SETTINGS if key.startswith(f"{root}.")}
             unset = {"num_groups", "num_envs"} if root == "data" else set()  # one of them is always null
             assert arguments <= compared | free | unset, type(part)
