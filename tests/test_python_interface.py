@@ -31,7 +31,7 @@ def test_every_name_of_the_interface_is_found_and_documented():
     page = Path("docs/python.md").read_text(encoding="utf-8")
     for name in lrl.__all__:
         assert getattr(lrl, name).__module__.startswith("lrl.")
-        assert re.search(rf"`(lrl\.)?{name}`", page), f"docs/python.md does not mention {name}"
+        assert re.search(rf"\b{name}\b", page), f"docs/python.md does not mention {name}"
     with pytest.raises(AttributeError, match="has no attribute 'GRPOModul'"):
         lrl.GRPOModul  # noqa: B018
 

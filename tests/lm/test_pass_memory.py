@@ -124,7 +124,7 @@ def test_a_trust_region_step_without_chunk_size_is_the_same_in_passes(folder, mo
     weights = []
     for limit in (2**30, SMALL):
         monkeypatch.setattr(pass_memory, "_LIMIT", limit)
-        module, env = module_of("text", folder, TRPOModule, cg_iterations=1)
+        module, env = module_of("text", folder, TRPOModule, natural_gradient={"cg_iterations": 1})
         batch = module.prepare(rollout_of(module, env, groups=3))
         module._improve(batch)
         weights.append(torch.cat([weight.detach().flatten() for weight in module.actor_parameters()]))
