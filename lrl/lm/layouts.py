@@ -361,12 +361,14 @@ def find_prefixes(root_of: Tensor, ids: Tensor, sizes: Tensor) -> Trie:
         texts = (sizes > index + 1).nonzero()[:, 0]
         keys = (here[texts] + len(root_of)) * vocabulary + ids[texts, index]
         distinct, number = torch.unique(keys, return_inverse=True)
-        first = texts[_first(number, len(distinct))]
+        first = _first(number, len(distinct), texts)
         parts.append((root_of[first], first, ids[first, index], torch.full_like(first, index + 1), here[first]))
-        here[texts] = before[texts, index + 1] = count + number
+        here[texts] = count + number
+        before[:, index + 1] = here
         count += len(distinct)
+    before[torch.arange(ids.shape[1], device=ids.device) >= sizes[:, None]] = -1
     root, text, last, depth, parent = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Trie(root, text, last, depth, parent.clamp(min=-1), before)
+    return Trie(root, text, last, depth, parent.clamp(min=-1), before.clamp(min=-1))
 
 
 def count_prefixes(ids: Tensor, sizes: Tensor) -> int:
@@ -513,10 +515,16 @@ def _ranks(group: Tensor, counts: Tensor) -> Tensor:
     return rank
 
 
-def _first(group: Tensor, count: int) -> Tensor:
-    """Return the first item of each group, int64 ``(group,)``, given the group of each item."""
-    item = torch.arange(len(group), device=group.device)
-    return item.new_full((count,), len(group)).scatter_reduce(0, group, item, "amin")
+def _first(group: Tensor, count: int, items: Tensor | None = None) -> Tensor:
+    """Return the first item of each group, int64 ``(group,)``, given the group of each item.
+
+    Args:
+        group: int64 ``(item,)``.
+        count: number of groups, none of which is empty.
+        items: ascending numbers of the items, int64 ``(item,)``; None numbers them from 0.
+    """
+    items = torch.arange(len(group), device=group.device) if items is None else items
+    return items.new_full((count,), torch.iinfo(torch.int64).max).scatter_reduce(0, group, items, "amin")
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
