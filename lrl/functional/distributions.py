@@ -15,20 +15,38 @@ from torch import Tensor
 from lrl.types import Distribution
 
 
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Return logits divided by a temperature, from which log-probabilities are computed.
+
+    Sampling and training both call this function. Logits of 16 bits are converted to float32 before the division: after
+    it, they would be rounded twice, and the ratio of the first update would not be 1.
+
+    Args:
+        logits: unnormalised log-probabilities, any shape.
+        temperature: positive.
+
+    Returns:
+        float64 if the logits are float64, else float32; the shape of ``logits``.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return logits if temperature == 1 else logits / temperature
+
+
 class Categorical(Distribution):
     """Represents a categorical distribution for each token.
 
     Args:
-        logits: unnormalised ``(turn, token, choice)``; half precision is converted to float32.
+        logits: unnormalised ``(turn, token, choice)``.
+        temperature: divides the logits.
     """
 
-    def __init__(self, logits: Tensor) -> None:
-        self._logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    def __init__(self, logits: Tensor, temperature: float = 1.0) -> None:
+        self._logits = tempered(logits, temperature)
         self._all_logprobs: Tensor | None = None
 
     @property
     def coordinates(self) -> Tensor:
-        """The logits, ``(turn, token, choice)``."""
+        """The logits divided by the temperature, ``(turn, token, choice)``."""
         return self._logits
 
     @property

@@ -14,10 +14,11 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
+from lrl.functional.distributions import tempered
 from lrl.lm.attention import compute_dtype
 from lrl.lm.forward import logits_of, without_gradient
 from lrl.lm.layouts import TEXTS_PER_ROW, Turns, additive_mask, lay_out, pad_prompts
-from lrl.lm.logprobs import sample_tokens, sampling_dtype, sampling_logprobs
+from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.lm.model import LanguageModel
 from lrl.lm.prefill import distinct_prompts, prefill
 from lrl.types import SamplingConfig
@@ -179,7 +180,7 @@ def decode(
     logits = decoding.logits
     out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
     out_mask = torch.zeros(num_rows, steps, dtype=torch.bool, device=device)
-    out_logprobs = torch.zeros(num_rows, steps, dtype=sampling_dtype(logits), device=device)
+    out_logprobs = torch.zeros(num_rows, steps, dtype=tempered(logits[:0], 1.0).dtype, device=device)
     step = 0
     for step in range(steps):
         turn, text, logprobs = decoding.turn, decoding.text, sampling_logprobs(logits, sampling)

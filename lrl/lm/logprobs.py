@@ -1,6 +1,6 @@
 """Log-probabilities: of the distribution that is sampled from, of sampled tokens, and of candidate texts.
 
-The pass that training uses is :meth:`lrl.lm.model.LanguageModel.logits` for small vocabularies. For large ones, the
+For small vocabularies, training computes them by :class:`lrl.functional.distributions.Categorical`. For large ones, the
 logits of a few tokens at a time are computed from the last hidden states, and recomputed in the backward pass
 (:func:`token_logprobs`), so that the memory does not grow with the number of tokens.
 """
@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from lrl.functional.distributions import tempered
 from lrl.functional.random import exponentials
 from lrl.lm.attention import bare
 from lrl.lm.forward import head_inputs, replaced_forward
@@ -31,11 +32,6 @@ _SMALLEST_BLOCK = 64
 """Smallest number of token ids in a block, see :func:`sample_tokens`."""
 
 
-def sampling_dtype(logits: Tensor) -> torch.dtype:
-    """Return the dtype of log-probabilities: float32, or float64 where the logits ``(..., vocabulary)`` are."""
-    return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
 def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """Return log-probabilities ``(row, vocabulary)`` of the distribution that tokens are sampled from.
 
@@ -43,11 +39,11 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
         logits: ``(row, vocabulary)``.
         sampling: temperature, top-k and top-p.
     """
-    logits = logits.to(sampling_dtype(logits))
     if sampling.temperature == 0:
+        logits = tempered(logits, 1.0)
         greedy = torch.full_like(logits, -torch.inf)
         return greedy.scatter(-1, logits.argmax(-1, keepdim=True), 0.0)
-    logits = logits / sampling.temperature
+    logits = tempered(logits, sampling.temperature)
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         threshold = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < threshold, -torch.inf)
@@ -101,31 +97,33 @@ class _Pick(torch.autograd.Function):
     """Log-probabilities and entropies of tokens; of tensors of the size of the logits, only the logits are saved."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of ``ids`` and entropies, each ``(token,)``.
 
         Args:
             ctx: keeps what the backward pass needs.
             logits: ``(token, vocabulary)``.
             ids: int64 ``(token,)``.
+            temperature: divides the logits.
         """
-        logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+        logprobs = torch.log_softmax(tempered(logits, temperature), dim=-1)
         picked = logprobs.gather(-1, ids[:, None]).squeeze(-1)
         entropy = -logprobs.exp().mul_(logprobs).sum(-1)
         ctx.save_for_backward(logits, ids, entropy)
+        ctx.temperature = temperature
         return picked, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the logits: ``g (1 - p) - h p (log p + H)`` for gradients ``g`` and ``h``."""
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the logits: ``(g (1 - p) - h p (log p + H)) / temperature`` for gradients g and h."""
         logits, ids, entropy = ctx.saved_tensors
         of_picked, of_entropy = (grad[:, None] for grad in grads)
-        slope = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+        slope = torch.log_softmax(tempered(logits, ctx.temperature), dim=-1)
         probabilities = slope.exp()
         slope.add_(entropy[:, None]).mul_(-of_entropy).sub_(of_picked).mul_(probabilities)
         slope.scatter_add_(-1, ids[:, None], of_picked)
-        return slope.to(logits.dtype), None
+        return slope.div_(ctx.temperature).to(logits.dtype), None, None
 
 
 def token_logprobs(
@@ -145,8 +143,7 @@ def token_logprobs(
         return none, none
 
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(states)
-        return _Pick.apply(logits if temperature == 1 else logits / temperature, ids)  # pyright: ignore
+        return _Pick.apply(head(states), ids, temperature)  # pyright: ignore
 
     size = max(_LEAST, _CHUNK // vocabulary)
     again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
@@ -235,7 +232,7 @@ def prefix_sums(logits: Tensor, candidates: Candidates) -> Tensor:
         logits: ``(prompt, prefix, vocabulary)`` after each prefix, the empty one first.
         candidates: the texts.
     """
-    logprobs = torch.log_softmax(logits.to(sampling_dtype(logits)), dim=-1)
+    logprobs = torch.log_softmax(tempered(logits, 1.0), dim=-1)
     return (logprobs[:, candidates.trie.before + 1, candidates.ids] * candidates.mask).sum(-1)
 
 

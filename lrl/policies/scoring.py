@@ -283,7 +283,7 @@ class ScoringPolicy(Policy):
         self.train(dropout_seed is not None)
         with seeded(dropout_seed, self.language_model.device):
             scores, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
-        distribution = Categorical(scores[:, None] / self.sampling.temperature)
+        distribution = Categorical(scores[:, None], self.sampling.temperature)
         values = None
         if self.value_head is not None and states is not None:
             values = self.value_head(states[:, None], batch.response_mask)
@@ -323,5 +323,5 @@ class ScoringPolicy(Policy):
 
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
         scores = self.scores(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], reference=True)
-        logprobs = torch.log_softmax(scores / self.sampling.temperature, dim=-1)
+        logprobs = Categorical(scores, self.sampling.temperature).all_logprobs
         return logprobs.gather(-1, batch.inputs["response_ids"])

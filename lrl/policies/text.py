@@ -180,8 +180,7 @@ class TextPolicy(Policy):
         ids = ids[:, : mask.shape[1]]
         if self.language_model.in_chunks(mask):
             return self._in_chunks(self.language_model.token_states(layout, model), layout, ids, mask, model)[0]
-        logits = self.language_model.logits(layout, model) / self.sampling.temperature
-        return Categorical(logits).logprobs(ids)
+        return Categorical(self.language_model.logits(layout, model), self.sampling.temperature).logprobs(ids)
 
     def _in_chunks(
         self, states: Tensor, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None
@@ -227,7 +226,7 @@ class TextPolicy(Policy):
             else:
                 logits, states = self.language_model.logits_and_states(layout)
                 values = self.value_head(states, mask)
-        distribution = Categorical(logits / self.sampling.temperature)
+        distribution = Categorical(logits, self.sampling.temperature)
         logprobs = distribution.logprobs(ids)
         return Evaluation(
             logprobs=logprobs * mask, entropy=distribution.entropy() * mask, values=values, distribution=distribution

@@ -12,8 +12,8 @@ from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.functional.distributions import Categorical
 from lrl.lm import logprobs as chunks
 from lrl.lm.heads import ValueHeadConfig
-from lrl.lm.logprobs import can_chunk, token_logprobs
-from lrl.types import RandomKeys, TurnBatch
+from lrl.lm.logprobs import can_chunk, sampling_logprobs, token_logprobs
+from lrl.types import RandomKeys, SamplingConfig, TurnBatch
 
 
 class Peak(TorchDispatchMode):
@@ -56,7 +56,7 @@ def test_chunks_change_neither_values_nor_gradients(dtype, temperature):
     torch.manual_seed(0)
     head = torch.nn.Linear(8, 300).to(dtype)
     states, ids = torch.randn(90, 8).to(dtype).requires_grad_(), torch.randint(300, (90,))
-    whole = Categorical(head(states)[None] / temperature)
+    whole = Categorical(head(states)[None], temperature)
     want = whole.logprobs(ids[None])[0], whole.entropy()[0]
     got = token_logprobs(head, states, ids, temperature, 300)
     limit = {"atol": 1e-12 if dtype == torch.float64 else 1e-5, "rtol": 0}
@@ -67,6 +67,15 @@ def test_chunks_change_neither_values_nor_gradients(dtype, temperature):
         assert float((one - other).norm()) <= near * float(one.norm()) and one.dtype == dtype
     with torch.no_grad():
         assert torch.equal(token_logprobs(head, states, ids, temperature, 300)[0], got[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_training_computes_the_log_probabilities_that_tokens_were_sampled_with(dtype):
+    torch.manual_seed(0)
+    states, head, ids = torch.randn(50, 8).to(dtype) * 5, torch.nn.Linear(8, 300).to(dtype), torch.randint(300, (50,))
+    sampled = sampling_logprobs(head(states), SamplingConfig(temperature=0.7)).gather(-1, ids[:, None])[:, 0]
+    assert torch.equal(Categorical(head(states)[None], 0.7).logprobs(ids[None])[0], sampled)
+    torch.testing.assert_close(token_logprobs(head, states, ids, 0.7, 300)[0], sampled, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
