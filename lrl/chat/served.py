@@ -117,7 +117,7 @@ class ServerSettings:
     timeout: PositiveFloat = 120.0
     """Seconds without data from the server after which a request has failed."""
     max_retries: NonNegativeInt = 8
-    """Maximum number of times that a failed request is sent again; 8 retries take about 3 minutes."""
+    """Maximum number of times that a failed request is sent again; 8 retries take 91 to 183 seconds."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request; a null value removes a field, such as a seed that the server does not accept."""
     max_tokens_field: str = "max_tokens"

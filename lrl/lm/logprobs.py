@@ -1,6 +1,7 @@
 """Log-probabilities: of the distribution that is sampled from, of sampled tokens, and of candidate texts.
 
-For small vocabularies, training computes them by :class:`lrl.functional.distributions.Categorical`. For large ones, the
+Both sides divide logits by the temperature in :func:`lrl.functional.distributions.tempered`. For small vocabularies,
+training computes log-probabilities by :class:`lrl.functional.distributions.Categorical`; for large ones, the
 logits of a few tokens at a time are computed from the last hidden states, and recomputed in the backward pass
 (:func:`token_logprobs`), so that the memory does not grow with the number of tokens.
 """
