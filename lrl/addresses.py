@@ -21,10 +21,10 @@ def checked_url(key: str, url: str, example: str, keys_are: str = "") -> str:
     """Return a base URL without a trailing slash.
 
     Args:
-        key: Name of the setting.
-        url: Begins with ``http://`` or ``https://``.
-        example: An address for the error message.
-        keys_are: Where API keys are read from instead, for the error message.
+        key: name of the setting.
+        url: begins with ``http://`` or ``https://``.
+        example: an address for the error message.
+        keys_are: where API keys are read from instead, for the error message.
 
     Raises:
         ValueError: If it is not an HTTP address, or if it holds what may be a secret, which would be written to files.
@@ -49,8 +49,8 @@ def check_variable(key: str, name: str) -> None:
     """Check the name of an environment variable that holds an API key.
 
     Args:
-        key: Name of the setting.
-        name: Name of the variable.
+        key: name of the setting.
+        name: name of the variable.
 
     Raises:
         ValueError: If it is not a name or may be a key; the message does not repeat it.

@@ -176,9 +176,9 @@ class PromptTemplate:
         """Return the chat messages of a turn, ending with the current observation.
 
         Args:
-            codec: The codec of the environment.
-            observation: The text of the current observation.
-            history: Past turns of the episode, oldest first.
+            codec: the codec of the environment.
+            observation: the text of the current observation.
+            history: past turns of the episode, oldest first.
 
         Raises:
             ValueError: If examples have to be generated first.

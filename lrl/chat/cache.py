@@ -37,9 +37,9 @@ def request_key(api_url: str, body: Mapping[str, Any], seed: int) -> str:
     """Hash a request: the address of the server, and everything that is sent except the API key.
 
     Args:
-        api_url: Base URL of the server.
-        body: Model, messages and sampling as JSON values.
-        seed: Seed of the response. It is hashed even if it is not sent, because all samples would be equal otherwise.
+        api_url: base URL of the server.
+        body: model, messages and sampling as JSON values.
+        seed: seed of the response. It is hashed even if it is not sent, because all samples would be equal otherwise.
     """
     text = json.dumps([api_url, body, int(seed)], sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -52,7 +52,7 @@ class CompletionCache:
     Each response is written in one transaction, so the file stays valid if the process is killed.
 
     Args:
-        path: The file; it and its folder are created if they do not exist.
+        path: the file; it and its folder are created if they do not exist.
 
     Raises:
         ValueError: If the file cannot be opened or written, or if another program wrote it.

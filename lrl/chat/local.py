@@ -32,11 +32,11 @@ class LocalChatModel(ChatModel):
     for rounding.
 
     Args:
-        language_model: Specifies the causal LM. If a generator is given, only its tokenizer is loaded.
-        generator: Samples the tokens; null selects the language model's own decoding loop.
-        stop_text: Text that ends a response, in addition to the end-of-turn token; a given generator has its own.
-        batch_size: Number of conversations per batch.
-        device: Device of the language model; ``auto`` selects the first GPU, or the CPU if there is none.
+        language_model: specifies the causal LM. If a generator is given, only its tokenizer is loaded.
+        generator: samples the tokens; null selects the language model's own decoding loop.
+        stop_text: text that ends a response, in addition to the end-of-turn token; a given generator has its own.
+        batch_size: number of conversations per batch.
+        device: device of the language model; ``auto`` selects the first GPU, or the CPU if there is none.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class LocalChatModel(ChatModel):
         """Return whether a conversation and its response fit into the model's context.
 
         Args:
-            conversation: Messages, oldest first.
-            sampling: Specifies the maximum number of tokens of a response.
-            response: A text that must fit into a response, together with an end token.
+            conversation: messages, oldest first.
+            sampling: specifies the maximum number of tokens of a response.
+            response: a text that must fit into a response, together with an end token.
         """
         tokenizer, _ = self._load()
         if response and len(tokenizer.encode_texts([response])[0]) >= sampling.max_new_tokens:
@@ -87,9 +87,9 @@ class LocalChatModel(ChatModel):
         """Return one response to each conversation, in the same order.
 
         Args:
-            conversations: Messages, oldest first, which the tokenizer's chat template converts to a prompt.
-            sampling: How tokens are sampled, and the maximum number of tokens of a response.
-            seeds: One per response.
+            conversations: messages, oldest first, which the tokenizer's chat template converts to a prompt.
+            sampling: how tokens are sampled, and the maximum number of tokens of a response.
+            seeds: one per response.
 
         Raises:
             ValueError: If the model cannot be loaded, or if a conversation and its response may have more tokens than
@@ -147,9 +147,9 @@ class VLLMGenerator:
     response does not depend on other rows, except where the results of vLLM's kernels depend on the batch.
 
     Args:
-        language_model: Specifies the causal LM; its name, data type and chat template are used.
-        stop_text: The closing tag of the response format; None if it has none.
-        options: Further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
+        language_model: specifies the causal LM; its name, data type and chat template are used.
+        stop_text: the closing tag of the response format; None if it has none.
+        options: further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
 
     Raises:
         ValueError: If vLLM is not installed.
@@ -185,9 +185,9 @@ class VLLMGenerator:
         """Sample one response per prompt.
 
         Args:
-            prompts: Token ids, one sequence per row.
-            uniforms: Random bits, int64 ``(row, max_new_tokens)``; the first number of a row seeds its request.
-            sampling: The distribution to sample from, and the maximum number of tokens.
+            prompts: token ids, one sequence per row.
+            uniforms: random bits, int64 ``(row, max_new_tokens)``; the first number of a row seeds its request.
+            sampling: the distribution to sample from, and the maximum number of tokens.
         """
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         params = [self._params(int(seed) & 0x7FFFFFFF, sampling) for seed in uniforms[:, 0].tolist()]

@@ -58,9 +58,9 @@ class ChatModel(Protocol):
         """Return whether a conversation and its response fit into the model's context; True if that is not known.
 
         Args:
-            conversation: Messages, oldest first.
-            sampling: Specifies the maximum number of tokens of a response.
-            response: A text that must fit into a response.
+            conversation: messages, oldest first.
+            sampling: specifies the maximum number of tokens of a response.
+            response: a text that must fit into a response.
         """
         return True
 
@@ -74,9 +74,9 @@ class ChatModel(Protocol):
         """Return one response to each conversation, in the same order.
 
         Args:
-            conversations: Messages, oldest first; the last one is the user's.
-            sampling: Temperature, top-p and the maximum number of tokens of a response.
-            seeds: One per response. A response does not depend on the other conversations.
+            conversations: messages, oldest first; the last one is the user's.
+            sampling: temperature, top-p and the maximum number of tokens of a response.
+            seeds: one per response. A response does not depend on the other conversations.
 
         Raises:
             ConversationTooLongError: If a conversation is longer than the model's context.

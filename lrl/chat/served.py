@@ -139,8 +139,8 @@ class ServedChatModel(ServerSettings, ChatModel):
             cannot be sent, or if the cache cannot be written.
 
     Attributes:
-        usage: The counts so far.
-        wait: Waits until an event is set or for some seconds; tests replace it.
+        usage: the counts so far.
+        wait: waits until an event is set or for some seconds; tests replace it.
     """
 
     name: str
@@ -179,9 +179,9 @@ class ServedChatModel(ServerSettings, ChatModel):
         """Return whether a conversation and its response fit into ``context_length``; True if that is null.
 
         Args:
-            conversation: Messages, oldest first; the number of their tokens is estimated, and rather too high.
-            sampling: Specifies the maximum number of tokens of a response.
-            response: Unused, because only the server can tokenise it.
+            conversation: messages, oldest first; the number of their tokens is estimated, and rather too high.
+            sampling: specifies the maximum number of tokens of a response.
+            response: unused, because only the server can tokenise it.
         """
         if self.context_length is None:
             return True
@@ -193,9 +193,9 @@ class ServedChatModel(ServerSettings, ChatModel):
         """Return one response to each conversation, in the same order; equal requests are sent once.
 
         Args:
-            conversations: Messages, oldest first.
-            sampling: Temperature, top-k, top-p and the maximum number of tokens of a response.
-            seeds: One per response; whether equal seeds give equal responses depends on the server.
+            conversations: messages, oldest first.
+            sampling: temperature, top-k, top-p and the maximum number of tokens of a response.
+            seeds: one per response; whether equal seeds give equal responses depends on the server.
 
         Raises:
             ConversationTooLongError: If the server rejects a conversation as too long.
@@ -261,9 +261,9 @@ class ServedChatModel(ServerSettings, ChatModel):
         """Send a request until it succeeds, and write the response to the cache.
 
         Args:
-            key: Hash of the request.
-            body: Everything that is sent.
-            stop: Set by the first request that fails permanently.
+            key: hash of the request.
+            body: everything that is sent.
+            stop: set by the first request that fails permanently.
 
         Returns:
             The response; None if another request failed permanently before this one succeeded.
@@ -434,9 +434,9 @@ def retry_delay(retry: int, asked: float | None, request: str) -> float:
     """Return the seconds to wait before a retry: exponential backoff with jitter that is the same in every run.
 
     Args:
-        retry: Index of the retry, from 0.
-        asked: Seconds that the server asks to wait; None if it does not ask.
-        request: Identifies the request, so that requests that failed together are not sent again together.
+        retry: index of the retry, from 0.
+        asked: seconds that the server asks to wait; None if it does not ask.
+        request: identifies the request, so that requests that failed together are not sent again together.
     """
     longest = min(_MAX_DELAY, _BASE_DELAY * 2.0 ** min(retry, 60))  # a larger power might overflow
     return max(longest * random.Random(f"{request} {retry}").uniform(0.5, 1.0), asked or 0.0)

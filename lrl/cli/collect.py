@@ -74,11 +74,11 @@ def collect(
     Without --env_id it plays in the environment that it was trained in.
 
     Args:
-        dataset_id: Name of the Minari data set, such as lrl/babyai-goto/bot-v0.
-        policy: One of expert, random and constant, a checkpoint or a run directory; without it nothing is played.
-        env: Environment of the episodes.
-        play: How episodes are played.
-        export: What is made of the data set.
+        dataset_id: name of the Minari data set, such as lrl/babyai-goto/bot-v0.
+        policy: one of expert, random and constant, a checkpoint or a run directory; without it nothing is played.
+        env: environment of the episodes.
+        play: how episodes are played.
+        export: what is made of the data set.
     """
     _check(policy, play, export)
     actor, envs = _load(policy, env, play)

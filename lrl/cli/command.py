@@ -66,7 +66,7 @@ def command_line(program: str) -> str:
     """Return the command that is being run, for a file of results.
 
     Args:
-        program: What the words of the command line follow, such as ``lrl evaluate``.
+        program: what the words of the command line follow, such as ``lrl evaluate``.
     """
     return f"{program} {shlex.join(_WORDS.get())}".strip()
 
@@ -78,8 +78,8 @@ def user_errors(prog: str, options: Sequence[str] | dict[str, Any] = ()) -> Iter
     An interruption by the user exits with status 130.
 
     Args:
-        prog: Name of the program.
-        options: Names of its options. An error of the library that begins with one of them gets the hyphens of the
+        prog: name of the program.
+        options: names of its options. An error of the library that begins with one of them gets the hyphens of the
             option.
     """
     from lrl.cli.quiet import silence_libraries

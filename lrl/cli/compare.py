@@ -34,12 +34,12 @@ def compare(
     out.
 
     Args:
-        runs: Run directories or files of assets/results.
-        baseline: Runs to compare with.
-        metric: A column of metrics.csv; default: that of the results, or val/exact_success.
-        bounds: Lowest and highest possible value of a bounded return; rates lie in [0, 1].
-        bootstrap: Print a bootstrap over pairs where the metric is unbounded as well.
-        steps_to: Compare the env steps after which the metric reaches this value.
+        runs: run directories or files of assets/results.
+        baseline: runs to compare with.
+        metric: a column of metrics.csv; default: that of the results, or val/exact_success.
+        bounds: lowest and highest possible value of a bounded return; rates lie in [0, 1].
+        bootstrap: print a bootstrap over pairs where the metric is unbounded as well.
+        steps_to: compare the env steps after which the metric reaches this value.
     """
     from lrl.evaluation import comparison
 

@@ -178,8 +178,8 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
     """Describe the exact success of the greedy policy, or return "" where there is no transition table.
 
     Args:
-        loaded: The policy, and the environment.
-        temperature: Of the episodes; further requests to a chat model may cost money, so they are made only at 0.
+        loaded: the policy, and the environment.
+        temperature: of the episodes; further requests to a chat model may cost money, so they are made only at 0.
     """
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
     from lrl.policies.retrying import RetryingActor

@@ -24,14 +24,14 @@ def expert_q(
     lrl expert_q --map_name 4x4 --slippery --method value_iteration --out expert_q.csv
 
     Args:
-        out: The CSV file to write.
-        map_name: Size of the map.
-        slippery: Whether moves slip to the sides.
-        method: How the Q-values are computed.
-        seed: Seed of the episodes.
-        gamma: Discount per step.
-        episodes: Greedy episodes to play; failures are left out.
-        learning_episodes: Episodes of q_learning.
+        out: the CSV file to write.
+        map_name: size of the map.
+        slippery: whether moves slip to the sides.
+        method: how the Q-values are computed.
+        seed: seed of the episodes.
+        gamma: discount per step.
+        episodes: greedy episodes to play; failures are left out.
+        learning_episodes: episodes of q_learning.
     """
     import gymnasium as gym
 

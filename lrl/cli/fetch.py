@@ -14,7 +14,7 @@ def fetch(model: str) -> None:
     A second call does nothing.
 
     Args:
-        model: Name of the model: smollm2.
+        model: name of the model: smollm2.
     """
     from lrl.lm.files import FETCHED, cached
 

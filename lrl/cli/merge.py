@@ -31,12 +31,12 @@ def merge(
     adapter model, and the distance is printed. A model that was trained whole is written as it is.
 
     Args:
-        output_dir: The folder to write; must be new or empty.
-        checkpoint: A checkpoint or a run directory.
-        peft_model_id: A folder or hub name of an adapter that peft saved.
-        push_to_hub: Push the folder to the private repository of the hub with this name.
-        value_head: Write the critic of --checkpoint as value_head/value_head.safetensors, which model.init_from takes.
-        dtype: Data type of the folder; default: that of the weights.
+        output_dir: the folder to write; must be new or empty.
+        checkpoint: a checkpoint or a run directory.
+        peft_model_id: a folder or hub name of an adapter that peft saved.
+        push_to_hub: push the folder to the private repository of the hub with this name.
+        value_head: write the critic of --checkpoint as value_head/value_head.safetensors, which model.init_from takes.
+        dtype: data type of the folder; default: that of the weights.
     """
     from lrl.lm.merging import check_new_folder, save_merged
     from lrl.training.export import create_repo, upload

@@ -24,8 +24,8 @@ def changed(options: Any, names: Sequence[str] = ()) -> list[str]:
     """Return the names of options that are not at their default.
 
     Args:
-        options: Group of options.
-        names: Names to look at; empty looks at all options of the group.
+        options: group of options.
+        names: names to look at; empty looks at all options of the group.
     """
     default = type(options)()
     names = names or [one.name for one in fields(options)]
@@ -79,8 +79,8 @@ class EnvOptions:
         """Return the factory of the environment.
 
         Args:
-            numbers: Number format that the policy was trained with; None takes ``--numbers``.
-            settings: Further arguments of :class:`~lrl.envs.factory.GymnasiumEnvs`.
+            numbers: number format that the policy was trained with; None takes ``--numbers``.
+            settings: further arguments of :class:`~lrl.envs.factory.GymnasiumEnvs`.
 
         Raises:
             ValueError: If ``--numbers`` is not a number format, or a setting is out of range.
@@ -120,7 +120,7 @@ class PlayedEnvOptions(EnvOptions):
         """Return the factory of the environment that ``--env_url`` or ``--env_id`` names.
 
         Args:
-            numbers: Number format that the policy was trained with, for ``--env_id``; None takes ``--numbers``.
+            numbers: number format that the policy was trained with, for ``--env_id``; None takes ``--numbers``.
 
         Raises:
             ValueError: If both are given, a setting does not exist, or ``--numbers`` is given for a server.
@@ -283,7 +283,7 @@ class ModelOptions:
         """Check that the options do not contradict each other, and that none would be ignored.
 
         Args:
-            devices: Value of ``--devices``.
+            devices: value of ``--devices``.
 
         Raises:
             ValueError: If an option does.
@@ -318,7 +318,7 @@ class ModelOptions:
         """Load the policy of the model.
 
         Args:
-            envs: Environment that it plays.
+            envs: environment that it plays.
 
         Raises:
             ValueError: If options contradict each other, or something cannot be loaded.

@@ -25,14 +25,14 @@ def plot(
     lrl plot small=runs/a/x-seed0 small=runs/a/x-seed1 large=runs/b/x-seed0 --clock minutes --out b.png
 
     Args:
-        runs: Run directories, each as RUN or LABEL=RUN. Runs with the same label are one curve; a run without a label
+        runs: run directories, each as RUN or LABEL=RUN. Runs with the same label are one curve; a run without a label
             is labelled by the folder that holds it.
-        metric: Any column of metrics.csv.
-        clock: The x axis.
-        statistic: What is drawn of the runs of a label: their mean or interquartile mean.
-        baseline: Horizontal lines, each LABEL=VALUE.
-        title: Title of the plot.
-        out: The PNG to write.
+        metric: any column of metrics.csv.
+        clock: the x axis.
+        statistic: what is drawn of the runs of a label: their mean or interquartile mean.
+        baseline: horizontal lines, each LABEL=VALUE.
+        title: title of the plot.
+        out: the PNG to write.
     """
     from lrl.evaluation.pictures import aggregate, draw_curves, group_runs, read_series
 

@@ -17,11 +17,11 @@ def run_seeds(*options: str, config: str, folder: Path, count: int = 10, jobs: i
     are kept, so the command can be repeated.
 
     Args:
-        options: Options of `lrl fit`.
-        config: The experiment's file.
-        folder: Where to write one run directory per seed.
-        count: Number of seeds.
-        jobs: Number of processes at a time, of one thread each.
+        options: options of `lrl fit`.
+        config: the experiment's file.
+        folder: where to write one run directory per seed.
+        count: number of seeds.
+        jobs: number of processes at a time, of one thread each.
     """
     from lrl.evaluation import statistics
 

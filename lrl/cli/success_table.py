@@ -38,17 +38,17 @@ def success_table(
     lrl success_table --policy expert --env_id lrl/BabyAI-GoToLocal-v0 --env_kwargs '{"num_distractors": '{0,3,5}'}'
 
     Args:
-        env_id: Registered names of environments.
-        checkpoint: Checkpoints or run directories, each as RUN or LABEL=RUN.
-        policy: A baseline: random, constant or expert.
+        env_id: registered names of environments.
+        checkpoint: checkpoints or run directories, each as RUN or LABEL=RUN.
+        policy: a baseline: random, constant or expert.
         env_kwargs: JSON objects of arguments; each environment is played with each of them.
-        play: Episodes in each environment.
-        accelerator: Kind of the one device that plays.
-        precision: Precision of Fabric, for example bf16-mixed; default: that of the weights.
-        merge_adapters: Play with the adapters merged into the weights: faster, the same up to rounding.
-        figure: Figure that is shown of several policies.
-        machine: Description of the machine, for the file.
-        json: Write all figures to this file.
+        play: episodes in each environment.
+        accelerator: kind of the one device that plays.
+        precision: precision of Fabric, for example bf16-mixed; default: that of the weights.
+        merge_adapters: play with the adapters merged into the weights: faster, the same up to rounding.
+        figure: figure that is shown of several policies.
+        machine: description of the machine, for the file.
+        json: write all figures to this file.
     """
     from lrl.cli.run_directory import commit
     from lrl.evaluation.report import environments_table, write_json
@@ -95,10 +95,10 @@ def report_row(results: EpisodeResults, env_id: str, label: str, env_kwargs: dic
     """Return the figures of one policy in one environment; of the episodes only the failed seeds are kept.
 
     Args:
-        results: All episodes.
-        env_id: Registered name of the environment.
-        label: Label of the policy.
-        env_kwargs: Arguments of the environment.
+        results: all episodes.
+        env_id: registered name of the environment.
+        label: label of the policy.
+        env_kwargs: arguments of the environment.
     """
     report: dict[str, Any] = results.report(env_id, label) | {"env_kwargs": env_kwargs}
     failed = [episode["seed"] for episode in report.pop("per_episode") if not episode["success"]]

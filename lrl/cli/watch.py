@@ -36,15 +36,15 @@ def watch(
     lrl watch --policy random --env_url http://127.0.0.1:8000
 
     Args:
-        checkpoint: A checkpoint or a run directory.
-        policy: A baseline: random, constant or expert.
-        human: Type the actions yourself; an empty line ends the game.
-        language_model: A language model that lrl has not trained.
-        env: Environment of the episode.
-        seed: Seed of the episode.
-        temperature: Sampling temperature; 0 takes the most probable response or action.
-        turns: Stop after this many turns.
-        frames: Write a picture of each turn to this folder.
+        checkpoint: a checkpoint or a run directory.
+        policy: a baseline: random, constant or expert.
+        human: type the actions yourself; an empty line ends the game.
+        language_model: a language model that lrl has not trained.
+        env: environment of the episode.
+        seed: seed of the episode.
+        temperature: sampling temperature; 0 takes the most probable response or action.
+        turns: stop after this many turns.
+        frames: write a picture of each turn to this folder.
     """
     from lrl.evaluation.episode_records import render_modes, watch_episode
 

@@ -48,17 +48,17 @@ def zero_shot(
     interruption or with further --env_id. Its rows are those of lrl evaluate --json without single episodes.
 
     Args:
-        model: Hub name, folder or GGUF file.
-        json: The file to write, or to extend.
-        dtype: Data type of the weights.
-        env_id: Registered names of environments; default: FrozenLake-v1.
+        model: hub name, folder or GGUF file.
+        json: the file to write, or to extend.
+        dtype: data type of the weights.
+        env_id: registered names of environments; default: FrozenLake-v1.
         env_kwargs: JSON objects of arguments; each environment is played with each of them.
-        policies: Which ways of acting are evaluated; default: all seven.
-        episodes: Number of episodes, one seed each.
-        seed: Seed of the first episode.
-        num_envs: Episodes that are played in parallel; the result does not depend on it.
-        max_new_tokens: Maximum number of tokens of a response with reasoning; 12 without.
-        machine: Description of the machine, for the file.
+        policies: which ways of acting are evaluated; default: all seven.
+        episodes: number of episodes, one seed each.
+        seed: seed of the first episode.
+        num_envs: episodes that are played in parallel; the result does not depend on it.
+        max_new_tokens: maximum number of tokens of a response with reasoning; 12 without.
+        machine: description of the machine, for the file.
     """
     from lrl.evaluation.episodes import evaluate_policy
     from lrl.evaluation.report import write_json

@@ -40,7 +40,7 @@ class BabyAICodec(NamedActionsCodec):
     As in RL-LLM, names of actions are case-sensitive. The response format strips surrounding blanks.
 
     Args:
-        has_expert: Whether the environment has a method ``expert_action()``.
+        has_expert: whether the environment has a method ``expert_action()``.
     """
 
     _actions = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
@@ -58,7 +58,7 @@ class BabyAICodec(NamedActionsCodec):
 
         Args:
             observation: MiniGrid's dict with ``image``, uint8 ``(7, 7, 3)``, and ``mission``, a string.
-            context: Unused.
+            context: unused.
 
         Raises:
             ValueError: If ``image`` is not an image of MiniGrid.
@@ -101,7 +101,7 @@ def describe_view(image: np.ndarray) -> list[str]:
        state. GLAM writes ``a open red door``, because its branch for ``an`` is never reached.
 
     Args:
-        image: Object, colour and state of each cell, uint8 ``(column, row, 3)``, where ``(3, 6)`` is the agent's cell.
+        image: object, colour and state of each cell, uint8 ``(column, row, 3)``, where ``(3, 6)`` is the agent's cell.
 
     Raises:
         ValueError: If the shape is different or a cell contains an unknown object.

@@ -57,7 +57,7 @@ class TextCodec(ABC):
         """Return the text of a random legal action, each of finitely many being equally likely.
 
         Args:
-            uniform: A random number from [0, 1) that determines the action.
+            uniform: a random number from [0, 1) that determines the action.
         """
         assert self.action_texts is not None, "a codec without a finite action space overrides random_action_text()"
         return self.action_texts[int(uniform * len(self.action_texts))]
@@ -85,8 +85,8 @@ class TextCodec(ABC):
         """Convert a native observation to text.
 
         Args:
-            observation: An element of the native observation space.
-            context: The result of :meth:`context` for the current episode.
+            observation: an element of the native observation space.
+            context: the result of :meth:`context` for the current episode.
         """
 
     def text_to_observation(self, text: str) -> Any:
@@ -210,8 +210,8 @@ def clip_to_space(space: gym.Space, action: Any) -> tuple[Any, int | None]:
     """Clip all Box values of an action, including those nested in a Dict or Tuple.
 
     Args:
-        space: The action space.
-        action: An element of ``space``, except that Box values may be out of bounds.
+        space: the action space.
+        action: an element of ``space``, except that Box values may be out of bounds.
 
     Returns:
         The nearest element of ``space``, and the number of clipped values; None if ``space`` contains no Box.
@@ -231,8 +231,8 @@ def clip_to_box(space: spaces.Box, values: ArrayLike) -> tuple[np.ndarray, int]:
     """Clip an array to the bounds of a Box.
 
     Args:
-        space: The Box. For an integer dtype, values are first rounded half to even.
-        values: An array of shape ``space.shape``. Integers that do not fit into 64 bits require dtype object.
+        space: the Box. For an integer dtype, values are first rounded half to even.
+        values: an array of shape ``space.shape``. Integers that do not fit into 64 bits require dtype object.
 
     Returns:
         The clipped array of shape ``space.shape`` and dtype ``space.dtype``, and the number of clipped values.

@@ -54,7 +54,7 @@ class NumberCodec(ABC):
         """Convert each number to text.
 
         Args:
-            values: The numbers, ``(dimension,)``.
+            values: the numbers, ``(dimension,)``.
 
         Returns:
             One text per number.
@@ -64,8 +64,8 @@ class NumberCodec(ABC):
         """Write many vectors, each as one text.
 
         Args:
-            rows: The numbers, ``(row, dimension)``.
-            before: What precedes each number of a row, ``dimension`` texts.
+            rows: the numbers, ``(row, dimension)``.
+            before: what precedes each number of a row, ``dimension`` texts.
         """
         return ["".join(chain(*zip(before, self.encode(row)))) for row in rows.tolist()]
 
@@ -85,8 +85,8 @@ class DecimalCodec(NumberCodec):
     """Writes decimals such as ``-0.125``. A round trip is exact to half of the last digit.
 
     Args:
-        size: The number of dimensions.
-        precision: The number of digits after the decimal point.
+        size: the number of dimensions.
+        precision: the number of digits after the decimal point.
     """
 
     def __init__(self, size: int, precision: int = 3) -> None:
@@ -137,9 +137,9 @@ class NormalisedCodec(DecimalCodec):
     """Writes decimals minus their mean and divided by their standard deviation, clipped to 10 deviations.
 
     Args:
-        mean: The mean of each dimension, ``(dimension,)``.
-        deviation: The standard deviation of each dimension, ``(dimension,)``.
-        precision: The number of digits after the decimal point.
+        mean: the mean of each dimension, ``(dimension,)``.
+        deviation: the standard deviation of each dimension, ``(dimension,)``.
+        precision: the number of digits after the decimal point.
     """
 
     pattern = r"-?[0-9]{1,20}\.[0-9]+"  # a number without a point may be an integer from 0 to 999
@@ -171,8 +171,8 @@ class BinCodec(NumberCodec):
     A round trip is exact to half a bin, ``(high - low) / 999 / 2``. Values out of bounds are clipped.
 
     Args:
-        low: Values that 0 represents, ``(dimension,)``.
-        high: Values that 999 represents, ``(dimension,)``.
+        low: values that 0 represents, ``(dimension,)``.
+        high: values that 999 represents, ``(dimension,)``.
         role: ``observation`` or ``action``, for error messages.
 
     Raises:
@@ -389,10 +389,10 @@ class NumberFormat:
         """Create the codec for vectors of numbers with given bounds.
 
         Args:
-            low: Lower bounds, ``(dimension,)``.
-            high: Upper bounds, ``(dimension,)``.
+            low: lower bounds, ``(dimension,)``.
+            high: upper bounds, ``(dimension,)``.
             role: ``observation`` or ``action``, for error messages.
-            integer: Whether the numbers have an integer dtype.
+            integer: whether the numbers have an integer dtype.
 
         Raises:
             ValueError: If integers are selected for bounds that are not finite.

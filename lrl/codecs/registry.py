@@ -36,8 +36,8 @@ def codec_for(env: gym.Env, numbers: NumberFormat | None = None) -> TextCodec:
     get a :class:`~lrl.codecs.spaces.SpaceCodec`.
 
     Args:
-        env: A native environment.
-        numbers: The format of numbers; None selects decimals.
+        env: a native environment.
+        numbers: the format of numbers; None selects decimals.
 
     Raises:
         ValueError: If the spaces are not supported, or ``numbers`` is given for an environment described in words.
@@ -205,7 +205,7 @@ def mujoco_observation(native: Any) -> tuple[Quantity, ...] | None:
     """Return name, unit and range of each observed dimension.
 
     Args:
-        native: One of Gymnasium's MuJoCo environments, version 4 or 5.
+        native: one of Gymnasium's MuJoCo environments, version 4 or 5.
 
     Returns:
         One per dimension; None for other environments.
@@ -228,7 +228,7 @@ def mujoco_action(native: Any) -> tuple[Quantity, ...] | None:
     Controls are multiplied by the motor's gear, so they are in units of torque or force only if the gear is 1.
 
     Args:
-        native: One of Gymnasium's MuJoCo environments, version 4 or 5.
+        native: one of Gymnasium's MuJoCo environments, version 4 or 5.
 
     Returns:
         One per motor; None for other environments.

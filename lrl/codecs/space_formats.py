@@ -60,8 +60,8 @@ class DiscreteFormat(SpaceFormat):
     """Format of a Discrete space: one name per element.
 
     Args:
-        space: The space.
-        names: Names in the order of the space; None selects the numbers themselves.
+        space: the space.
+        names: names in the order of the space; None selects the numbers themselves.
 
     Raises:
         ValueError: If there is not exactly one name per element, a name occurs twice, or there are too many elements.
@@ -136,11 +136,11 @@ class BoxFormat(SpaceFormat):
     """Format of a Box: its flattened numbers, each after the name of its dimension if names are given.
 
     Args:
-        space: The space.
-        numbers: The codec of the numbers.
-        names: One name per dimension in C order, without the separator; None writes numbers only.
-        details: Description of the numbers; if it is empty, the description contains only their count.
-        separator: Text between numbers: a comma, or a line break if names are given.
+        space: the space.
+        numbers: the codec of the numbers.
+        names: one name per dimension in C order, without the separator; None writes numbers only.
+        details: description of the numbers; if it is empty, the description contains only their count.
+        separator: text between numbers: a comma, or a line break if names are given.
 
     Raises:
         ValueError: If there is not exactly one name per dimension.
@@ -221,8 +221,8 @@ class TextFormat(SpaceFormat):
     """Format of a Text space: the text itself.
 
     Args:
-        space: The space.
-        strict: Whether :meth:`decode` rejects texts outside of the space. Environments observe some: Gymnasium's
+        space: the space.
+        strict: whether :meth:`decode` rejects texts outside of the space. Environments observe some: Gymnasium's
             default alphabet has no blank.
     """
 
@@ -248,8 +248,8 @@ class CompositeFormat(SpaceFormat):
     """Format of a possibly nested Dict or Tuple: one line ``key.key: text`` per leaf.
 
     Args:
-        space: The space.
-        leaves: Formats of the leaves by path, in the order of the space.
+        space: the space.
+        leaves: formats of the leaves by path, in the order of the space.
     """
 
     def __init__(self, space: spaces.Dict | spaces.Tuple, leaves: Mapping[str, SpaceFormat]) -> None:
@@ -307,9 +307,9 @@ def flatten(space: gym.Space, value: Any, path: str = "") -> Iterator[tuple[str,
     """Yield the path and value of each leaf of an element of ``space``.
 
     Args:
-        space: The space.
-        value: An element of ``space``, or ``space`` itself to get the spaces of the leaves.
-        path: The path of ``space`` in an enclosing space.
+        space: the space.
+        value: an element of ``space``, or ``space`` itself to get the spaces of the leaves.
+        path: the path of ``space`` in an enclosing space.
     """
     children = subspaces(space)
     if children is None:

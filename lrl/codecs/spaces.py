@@ -88,11 +88,11 @@ def format_for_space(
     """Create the text format of a space.
 
     Args:
-        space: A Discrete, MultiDiscrete, MultiBinary, Box or Text space, or a Dict or Tuple of these.
-        numbers: The format of numbers.
-        metadata: Names of the observed dimensions and of the actions.
+        space: a Discrete, MultiDiscrete, MultiBinary, Box or Text space, or a Dict or Tuple of these.
+        numbers: the format of numbers.
+        metadata: names of the observed dimensions and of the actions.
         role: ``observation`` or ``action``, with the path of a leaf; used for names and error messages.
-        pairs: The ranges that integers represent, where None selects the bounds of the space; or the statistics of
+        pairs: the ranges that integers represent, where None selects the bounds of the space; or the statistics of
             normalised numbers.
 
     Raises:
@@ -188,10 +188,10 @@ class SpaceCodec(TextCodec):
     ``numbers.tags`` is false. Actions that are not Discrete are enclosed in ``<action></action>``.
 
     Args:
-        observation_space: The native observation space.
-        action_space: The native action space.
-        numbers: The format of numbers; None selects decimals.
-        metadata: Information that the spaces do not contain.
+        observation_space: the native observation space.
+        action_space: the native action space.
+        numbers: the format of numbers; None selects decimals.
+        metadata: information that the spaces do not contain.
 
     Raises:
         ValueError: If a space is not supported, or a setting of ``numbers`` does not apply to it.
@@ -336,8 +336,8 @@ def describe_quantities(quantities: Sequence[Quantity], qualifier: str = "") -> 
     """List names, units and ranges; successive numbers with the same unit and range are grouped.
 
     Args:
-        quantities: One per number. Successive numbered names are abbreviated, such as ``force 0 to 77``.
-        qualifier: Text before ranges, such as ``usually``.
+        quantities: one per number. Successive numbered names are abbreviated, such as ``force 0 to 77``.
+        qualifier: text before ranges, such as ``usually``.
 
     Returns:
         For example ``height (m, from -4 to 4), pitch, thigh (rad, from -4 to 4)``.
@@ -377,11 +377,11 @@ def describe_box(
     """Describe the numbers of a Box: names, units, ranges, and how each is written.
 
     Args:
-        space: The Box.
-        numbers: The format of the numbers.
-        bounds: Lower and upper ends of the ranges, each ``(dimension,)``; 0 and 999 represent them.
-        known: Names and units; None names dimensions by their position.
-        is_action: Whether the numbers are those of an action, which are never normalised.
+        space: the Box.
+        numbers: the format of the numbers.
+        bounds: lower and upper ends of the ranges, each ``(dimension,)``; 0 and 999 represent them.
+        known: names and units; None names dimensions by their position.
+        is_action: whether the numbers are those of an action, which are never normalised.
     """
     low, high = bounds
     known = known or [Quantity(str(number)) for number in range(1, len(low) + 1)]

@@ -81,7 +81,7 @@ class FrozenLakeCodec(NamedActionsCodec):
     DOWN, RIGHT and UP. The context is the map (:data:`Desc`) and a native observation is the index of a cell.
 
     Args:
-        is_slippery: Whether the description says that the ice is slippery.
+        is_slippery: whether the description says that the ice is slippery.
     """
 
     needs_context = True

@@ -41,10 +41,10 @@ class OpenEnvCodec(TextCodec):
     each field that is not null.
 
     Args:
-        description: Description of the environment.
+        description: description of the environment.
         schema: JSON schema of the action.
-        action: How a text becomes an action.
-        observation_field: The field of the observation that is shown; None shows all.
+        action: how a text becomes an action.
+        observation_field: the field of the observation that is shown; None shows all.
 
     Raises:
         ValueError: If ``action.field`` or a constant is not in the schema.

@@ -29,16 +29,16 @@ def serve_env(
     lrl serve_env --env_id lrl/BabyAI-GoToLocal-v0 --package openenv/babyai --reward_range -0.1 1
 
     Args:
-        env: Environment that is served.
-        host: Address to listen on; 0.0.0.0 lets other machines connect.
-        port: Port to listen on; 0 takes a free one.
-        max_sessions: Maximum number of environments that are played at a time.
-        origins: Addresses of web pages that may play; others may not.
-        invalid_penalty: Reward of an invalid action.
-        max_invalid: Number of invalid actions in a row that end an episode.
-        package: Write a folder for openenv build, push and validate, and serve nothing.
-        reward_range: Lowest and highest reward of a step, for --package; default: --invalid_penalty and 1.
-        requirement: What pip installs in the image of --package to have lrl.
+        env: environment that is served.
+        host: address to listen on; 0.0.0.0 lets other machines connect.
+        port: port to listen on; 0 takes a free one.
+        max_sessions: maximum number of environments that are played at a time.
+        origins: addresses of web pages that may play; others may not.
+        invalid_penalty: reward of an invalid action.
+        max_invalid: number of invalid actions in a row that end an episode.
+        package: write a folder for openenv build, push and validate, and serve nothing.
+        reward_range: lowest and highest reward of a step, for --package; default: --invalid_penalty and 1.
+        requirement: what pip installs in the image of --package to have lrl.
     """
     envs = env.gymnasium(invalid_penalty=invalid_penalty, max_invalid=max_invalid)
     if package is not None:

@@ -25,7 +25,7 @@ class RejectedActionError(InvalidActionError):
     """Raised for an action that the environment rejected.
 
     Attributes:
-        done: Whether the environment ended the episode because of it.
+        done: whether the environment ended the episode because of it.
     """
 
     def __init__(self, reason: str, done: bool = False) -> None:
@@ -40,9 +40,9 @@ class OpenEnvEnv(gym.Env):
     and otherwise terminated. ``info`` contains ``success`` and ``reward_<term>`` if the metadata do.
 
     Args:
-        endpoint: Where the session is opened.
-        index: Index of this environment, for error messages.
-        reset_options: Arguments of every reset, beside the seed.
+        endpoint: where the session is opened.
+        index: index of this environment, for error messages.
+        reset_options: arguments of every reset, beside the seed.
 
     Raises:
         ValueError: If the environment cannot be reached.
@@ -57,8 +57,8 @@ class OpenEnvEnv(gym.Env):
         """Start an episode.
 
         Args:
-            seed: Sent as ``seed``; None sends none.
-            options: Only ``noise_seed`` is sent, which servers other than ours ignore.
+            seed: sent as ``seed``; None sends none.
+            options: only ``noise_seed`` is sent, which servers other than ours ignore.
 
         Raises:
             EnvironmentFailedError: If the connection is lost or the environment reports an error.
@@ -139,8 +139,8 @@ class OpenEnvVectorEnv(SeparateEnvs):
     """Vectorized text environments that send all actions before they wait for an outcome.
 
     Args:
-        env_fns: Functions that each create one :class:`OpenEnvTextEnv`.
-        name: Name of the environment, for error messages.
+        env_fns: functions that each create one :class:`OpenEnvTextEnv`.
+        name: name of the environment, for error messages.
     """
 
     def step(self, actions: Any) -> Any:
@@ -163,19 +163,19 @@ class OpenEnvEnvs(EnvFactory):
     Each environment has its own session. All actions of a turn are sent before the first outcome is awaited.
 
     Args:
-        url: Address of a server, ``http://`` or ``https://``, without password and query; None with ``environment``.
-        environment: Class of an environment in this process, as ``module:Class``; None with ``url``.
-        kwargs: Arguments of ``environment``.
-        action: Conversion of a text to an action; None derives it from the environment's schema.
-        observation_field: Field of the observation that is shown; None shows all fields.
-        description: Description of the environment, for the system message; None takes the environment's own.
-        invalid_penalty: Reward of a response without a legal action.
-        max_invalid: Number of consecutive invalid responses that ends an episode.
-        max_episode_steps: Number of steps after which an episode is truncated; None leaves it to the environment.
-        success_return: Return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        url: address of a server, ``http://`` or ``https://``, without password and query; None with ``environment``.
+        environment: class of an environment in this process, as ``module:Class``; None with ``url``.
+        kwargs: arguments of ``environment``.
+        action: conversion of a text to an action; None derives it from the environment's schema.
+        observation_field: field of the observation that is shown; None shows all fields.
+        description: description of the environment, for the system message; None takes the environment's own.
+        invalid_penalty: reward of a response without a legal action.
+        max_invalid: number of consecutive invalid responses that ends an episode.
+        max_episode_steps: number of steps after which an episode is truncated; None leaves it to the environment.
+        success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
         success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
-        reset_options: Arguments of every reset, beside the seed.
-        timeout: Maximum time to wait for a response, in seconds.
+        reset_options: arguments of every reset, beside the seed.
+        timeout: maximum time to wait for a response, in seconds.
 
     Raises:
         ValueError: If a setting is invalid.

@@ -21,10 +21,10 @@ def write_package(folder: Path, envs: GymnasiumEnvs, reward_range: tuple[float, 
     """Write a folder with the layout of OpenEnv's environments, from the templates in ``package.yaml``.
 
     Args:
-        folder: Folder to write, which must not exist or must be empty.
-        envs: Factory of the environment, with settings that can be written as JSON.
-        reward_range: Lowest and highest reward of a step, which ``openenv.yaml`` declares.
-        requirement: Requirement with which pip installs lrl and its extra ``openenv``.
+        folder: folder to write, which must not exist or must be empty.
+        envs: factory of the environment, with settings that can be written as JSON.
+        reward_range: lowest and highest reward of a step, which ``openenv.yaml`` declares.
+        requirement: requirement with which pip installs lrl and its extra ``openenv``.
 
     Raises:
         ValueError: If the folder is not empty, the lowest reward is not below the highest, or the environment cannot

@@ -84,7 +84,7 @@ class ServedEnvironment:
     ``action_valid``, ``invalid_reason`` and the terms of the reward.
 
     Args:
-        env: A text environment.
+        env: a text environment.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -123,7 +123,7 @@ class ServedEnvironment:
         """Take an action.
 
         Args:
-            data: The action, an object with a ``text``.
+            data: the action, an object with a ``text``.
 
         Raises:
             MessageError: If the action does not fit the schema, if there is no current episode, or if the environment
@@ -219,8 +219,8 @@ class OpenEnvServer:
     Each WebSocket is a session with its own environment. Clients that use HTTP only share one environment.
 
     Args:
-        envs: Factory of the environments.
-        max_sessions: Number of WebSockets that may be open at a time.
+        envs: factory of the environments.
+        max_sessions: number of WebSockets that may be open at a time.
     """
 
     def __init__(self, envs: GymnasiumEnvs, max_sessions: int = 64) -> None:
@@ -316,9 +316,9 @@ def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[st
     """Return an ASGI application that serves environments.
 
     Args:
-        envs: Factory of the environments.
-        max_sessions: Number of WebSockets that may be open at a time.
-        origins: Origins of web pages that may connect, such as ``https://example.org``. Requests of other web pages get
+        envs: factory of the environments.
+        max_sessions: number of WebSockets that may be open at a time.
+        origins: origins of web pages that may connect, such as ``https://example.org``. Requests of other web pages get
             status 403; otherwise any page in a browser on this machine could use a server that listens locally.
 
     Raises:

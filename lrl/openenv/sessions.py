@@ -92,8 +92,8 @@ class SocketSession(Session):
     """Session over a WebSocket.
 
     Args:
-        url: The server's address, ``http://`` or ``https://``.
-        timeout: Maximum time to wait for a response, in seconds.
+        url: the server's address, ``http://`` or ``https://``.
+        timeout: maximum time to wait for a response, in seconds.
 
     Raises:
         SessionError: If there is no server.
@@ -167,7 +167,7 @@ class LocalSession(Session):
     """Session with an environment in this process.
 
     Args:
-        environment: An object with OpenEnv's ``reset(seed)`` and ``step(action)``.
+        environment: an object with OpenEnv's ``reset(seed)`` and ``step(action)``.
         action_type: Pydantic class of the action.
     """
 

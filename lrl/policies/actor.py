@@ -77,10 +77,10 @@ class Actor(nn.Module, ABC):
         """Decide for a batch of environments, without gradient.
 
         Args:
-            observations: One per row.
-            memory: The history of the current episode, one per row.
-            keys: Counters that determine the random numbers.
-            sampling: How to sample; None samples as in training.
+            observations: one per row.
+            memory: the history of the current episode, one per row.
+            keys: counters that determine the random numbers.
+            sampling: how to sample; None samples as in training.
         """
 
     def act_again(
@@ -95,12 +95,12 @@ class Actor(nn.Module, ABC):
         """Decide again, with other random numbers, after responses without a legal action.
 
         Args:
-            observations: One per row.
-            memory: The history before this turn, one per row.
-            keys: The counters of the first response.
-            sampling: How to sample the further response.
-            attempt: Number of the further response, from 1.
-            greedy: Whether the first response was sampled at temperature 0.
+            observations: one per row.
+            memory: the history before this turn, one per row.
+            keys: the counters of the first response.
+            sampling: how to sample the further response.
+            attempt: number of the further response, from 1.
+            greedy: whether the first response was sampled at temperature 0.
         """
         return self.act(observations, memory, replace(keys, purpose=f"{keys.purpose} {attempt}"), sampling)
 
@@ -138,7 +138,7 @@ class ActorWrapper(Actor, ABC):
     """Wraps another actor, as :class:`gymnasium.Wrapper` wraps an environment; a subclass defines :meth:`act`.
 
     Args:
-        actor: The wrapped actor, connected and configured.
+        actor: the wrapped actor, connected and configured.
     """
 
     def __init__(self, actor: Actor) -> None:

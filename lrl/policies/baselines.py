@@ -69,7 +69,7 @@ class FrozenLakeExpert:
     """Solves the map in the observation by value iteration; of equally good actions it takes the first.
 
     Args:
-        is_slippery: Whether moves can slip to the sides.
+        is_slippery: whether moves can slip to the sides.
     """
 
     def __init__(self, is_slippery: bool = True) -> None:
@@ -183,7 +183,7 @@ class ConstantActor(FixedActor):
     """Takes the same action in every state.
 
     Args:
-        action: Text of the action; None selects the first action, or zero if actions are numbers.
+        action: text of the action; None selects the first action, or zero if actions are numbers.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
@@ -220,7 +220,7 @@ class ExpertActor(FixedActor):
     """Takes the best action according to an expert.
 
     Args:
-        expert: Function from an observation to the index of the best action; None selects the expert that
+        expert: function from an observation to the index of the best action; None selects the expert that
             :func:`expert_for` returns for the environment's codec.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
@@ -269,8 +269,8 @@ class NoisyActor(ActorWrapper):
     the number format.
 
     Args:
-        actor: The wrapped actor, connected and configured; it responds in text or acts natively.
-        random_share: Probability of a random action in each turn.
+        actor: the wrapped actor, connected and configured; it responds in text or acts natively.
+        random_share: probability of a random action in each turn.
 
     Raises:
         ValueError: If the share is not in [0, 1).

@@ -42,7 +42,7 @@ def pool(states: Tensor, mask: Tensor, pooling: Literal["last", "mean"]) -> Tens
     """Reduce states ``(turn, column, hidden)`` with their mask ``(turn, column)`` to ``(turn, hidden)``.
 
     Args:
-        states: Hidden states of right-padded texts.
+        states: hidden states of right-padded texts.
         mask: True for the tokens of the texts.
         pooling: ``last`` selects the state of the last token, ``mean`` the mean over all tokens.
     """
@@ -60,7 +60,7 @@ class KeptStates:
     bit-identical whether states were cached, dropped or computed again after a resume.
 
     Args:
-        max_mib: Size of the cache in MiB, beyond which the least recently used states are dropped; None caches nothing.
+        max_mib: size of the cache in MiB, beyond which the least recently used states are dropped; None caches nothing.
     """
 
     def __init__(self, max_mib: int | None) -> None:
@@ -72,8 +72,8 @@ class KeptStates:
         """Return the states ``(row, hidden)`` of texts; called inside :func:`~lrl.lm.forward.without_gradient`.
 
         Args:
-            model: The frozen model; if its weights have changed, the cache is emptied.
-            compute: Computes states from texts.
+            model: the frozen model; if its weights have changed, the cache is emptied.
+            compute: computes states from texts.
             texts: ``text_ids``, int64, and ``text_mask``, bool, each ``(row, column)``, right-padded.
         """
         if self._kept is None:
@@ -128,19 +128,19 @@ class HeadPolicy(Policy):
     :class:`~lrl.policies.mlp.MLPPolicy`.
 
     Args:
-        language_model: Specifies the causal LM; ``random_init`` initialises its weights at random.
-        hidden_sizes: Sizes of the hidden layers of the head.
-        activation: Activation of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        pooling: Whether the head reads the hidden state of the ``last`` token, or the ``mean`` over all tokens.
-        whiten_states: Whitens the states by running statistics. Principal components with at least this share of the
+        language_model: specifies the causal LM; ``random_init`` initialises its weights at random.
+        hidden_sizes: sizes of the hidden layers of the head.
+        activation: activation of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
+        pooling: whether the head reads the hidden state of the ``last`` token, or the ``mean`` over all tokens.
+        whiten_states: whitens the states by running statistics. Principal components with at least this share of the
             largest standard deviation are scaled to unit variance. Null does not whiten states.
-        max_text_tokens: Maximum number of tokens of an observation; a longer one is an error, because truncation would
+        max_text_tokens: maximum number of tokens of an observation; a longer one is an error, because truncation would
             drop numbers.
-        freeze_trunk: Whether to train only the head. States are then computed once: in the rollout, or for
+        freeze_trunk: whether to train only the head. States are then computed once: in the rollout, or for
             demonstrations in the first pass.
-        critic: Configures the value network; null creates none.
-        initial_log_std: Initial logarithm of the standard deviation of the Gaussian.
-        init_seed: Seed of the initial weights of head and critic; null selects the run's seed.
+        critic: configures the value network; null creates none.
+        initial_log_std: initial logarithm of the standard deviation of the Gaussian.
+        init_seed: seed of the initial weights of head and critic; null selects the run's seed.
 
     Raises:
         ValueError: If a setting is out of range, or if ``freeze_trunk`` is combined with LoRA.
@@ -266,7 +266,7 @@ class HeadPolicy(Policy):
         Args:
             inputs: ``text_ids`` and ``text_mask``, each ``(turn, column)``, right-padded; for a frozen trunk
                 ``states``, ``(turn, hidden)``.
-            reference: Whether to compute them under the policy at the start of this run, without gradient.
+            reference: whether to compute them under the policy at the start of this run, without gradient.
         """
         if reference:
             with without_gradient(self):

@@ -36,15 +36,15 @@ class MLPPolicy(Policy):
     not depend on the state; samples are clipped to the space before they are passed to the environment.
 
     Args:
-        hidden_sizes: Sizes of the hidden layers of actor and critic.
+        hidden_sizes: sizes of the hidden layers of actor and critic.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        normalise_observations: Whether to normalise observations by their running mean and standard deviation, which
+        normalise_observations: whether to normalise observations by their running mean and standard deviation, which
             change only between collections. In behaviour cloning they are those of the demonstrations.
-        observation_clip: Largest absolute value of a normalised observation.
-        shared_value_network: Whether the value is an additional output of the actor's network.
-        initial_log_std: Initial logarithm of the standard deviation of the Gaussian.
-        critic: Whether the policy has a value function.
-        init_seed: Seed of the initial weights; null selects the run's seed.
+        observation_clip: largest absolute value of a normalised observation.
+        shared_value_network: whether the value is an additional output of the actor's network.
+        initial_log_std: initial logarithm of the standard deviation of the Gaussian.
+        critic: whether the policy has a value function.
+        init_seed: seed of the initial weights; null selects the run's seed.
 
     Raises:
         ValueError: If a setting is out of range.
@@ -114,8 +114,8 @@ class MLPPolicy(Policy):
         """Compute logits or means ``(row, action)`` and values ``(row, 1)``.
 
         Args:
-            observations: Observations as vectors, ``(row, size)``.
-            valued: Whether to compute the values of a separate value network.
+            observations: observations as vectors, ``(row, size)``.
+            valued: whether to compute the values of a separate value network.
         """
         assert self.actor is not None, "configure() comes first"
         with torch.autocast(

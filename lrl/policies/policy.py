@@ -28,9 +28,9 @@ class LanguageModelTrunk:
     begin the names of the weights in checkpoints.
 
     Args:
-        config: Specifies the causal LM.
-        max_prompt_tokens: Maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        value_head: Configures a critic on the hidden states; None creates none.
+        config: specifies the causal LM.
+        max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
+        value_head: configures a critic on the hidden states; None creates none.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LanguageModelTrunk:
         """Compute the values ``(row,)`` at the last token of each prompt, without dropout.
 
         Args:
-            prompts: Token ids, one sequence per row.
+            prompts: token ids, one sequence per row.
         """
         assert self.value_head is not None
         model = self.language_model
@@ -124,16 +124,16 @@ class Policy(Actor):
         """Compute log-probabilities and entropy of the turns of a batch, with gradient, each ``(turn, token)``.
 
         Args:
-            batch: Sampled or demonstrated turns.
-            dropout_seed: Seed of dropout. None switches dropout off, as RL needs for a first ratio of 1.
+            batch: sampled or demonstrated turns.
+            dropout_seed: seed of dropout. None switches dropout off, as RL needs for a first ratio of 1.
         """
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
         """Divide the turns of a batch among forward passes whose memory does not grow with the number of turns.
 
         Args:
-            batch: Sampled turns.
-            gradient: Whether a backward pass follows each forward pass.
+            batch: sampled turns.
+            gradient: whether a backward pass follows each forward pass.
 
         Returns:
             One int64 tensor ``(turn,)`` of indices per pass; every turn occurs once. If there is one pass, it keeps the
@@ -172,8 +172,8 @@ class Policy(Actor):
         """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient.
 
         Args:
-            observations: One per row.
-            memory: The history of the episode, one per row.
+            observations: one per row.
+            memory: the history of the episode, one per row.
 
         Raises:
             ValueError: If the policy has no critic.
@@ -188,7 +188,7 @@ class Policy(Actor):
         The inputs of these weights are computed once, if they do not change.
 
         Args:
-            batch: Sampled turns.
+            batch: sampled turns.
 
         Returns:
             A function from indices of turns ``(turn,)`` to values ``(turn, token)``, with gradient.
@@ -209,7 +209,7 @@ class Policy(Actor):
         Called after :meth:`configure` and ``init_from``, and before a checkpoint is restored.
 
         Args:
-            warm_started: Whether the run started from the weights of another run (``init_from``).
+            warm_started: whether the run started from the weights of another run (``init_from``).
         """
         assert self.trunk is not None
         self.trunk.language_model.build_reference(warm_started)
@@ -237,10 +237,10 @@ class Policy(Actor):
         The statistics take effect at :meth:`settle_statistics`.
 
         Args:
-            batch: The collected turns.
-            collection: Index of the collection in the run.
-            reduce: Sums a tensor over ranks; None for a single process.
-            parts: The statistics to add to; None selects all.
+            batch: the collected turns.
+            collection: index of the collection in the run.
+            reduce: sums a tensor over ranks; None for a single process.
+            parts: the statistics to add to; None selects all.
         """
         for part in self._statistics() if parts is None else parts:
             part.learn(self.statistics_input(batch.inputs, part.reads), collection, reduce)

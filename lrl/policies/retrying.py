@@ -23,7 +23,7 @@ class ResponseCache(ActorWrapper):
     """Acts like a greedy policy, but computes the response to the same observation and history only once.
 
     Args:
-        actor: An actor whose greedy actions depend on nothing else (``greedy_is_reproducible``).
+        actor: an actor whose greedy actions depend on nothing else (``greedy_is_reproducible``).
     """
 
     def __init__(self, actor: Actor) -> None:
@@ -90,14 +90,14 @@ class RetryingActor(ActorWrapper):
     This wrapper is for evaluation only: in training every sampled response counts.
 
     Args:
-        actor: Writes text.
-        invalid_retries: How often a response is sampled again, and at which temperature.
+        actor: writes text.
+        invalid_retries: how often a response is sampled again, and at which temperature.
 
     Raises:
         ValueError: If the actor does not write text, or if it would write the same response again.
 
     Attributes:
-        counts: The counts so far.
+        counts: the counts so far.
     """
 
     writes_text = True

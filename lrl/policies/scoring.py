@@ -39,16 +39,16 @@ class ScoringPolicy(Policy):
     prompt, and in rollouts prompts share their common prefix.
 
     Args:
-        language_model: Specifies the causal LM.
-        prompt: Turns an observation into a prompt; its response format must be ``direct``.
-        temperature: Divides the scores.
+        language_model: specifies the causal LM.
+        prompt: turns an observation into a prompt; its response format must be ``direct``.
+        temperature: divides the scores.
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
-        max_prompt_tokens: Maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        length_groups: Number of forward passes among which prompts are divided by length, to reduce padding.
-        pack_tokens: Length of rows that hold several prompts, whose common prefix is then computed once per row; only
+        max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
+        length_groups: number of forward passes among which prompts are divided by length, to reduce padding.
+        pack_tokens: length of rows that hold several prompts, whose common prefix is then computed once per row; only
             for candidates of one token. Null computes each prompt in a separate row.
-        value_head: Configures a critic on the hidden states; null creates none.
+        value_head: configures a critic on the hidden states; null creates none.
 
     Raises:
         ValueError: If a setting is out of range, or if the response format is not ``direct``.
@@ -211,9 +211,9 @@ class ScoringPolicy(Policy):
         """Compute normalised log-probabilities ``(turn, candidate)`` of the actions' texts.
 
         Args:
-            prompt_ids: Right-padded token ids, int64 ``(turn, prompt)``.
+            prompt_ids: right-padded token ids, int64 ``(turn, prompt)``.
             prompt_mask: True for tokens of prompts, bool ``(turn, prompt)``.
-            reference: Whether to compute them under the policy at the start of this run, without gradient.
+            reference: whether to compute them under the policy at the start of this run, without gradient.
         """
         return self._scores_and_states(prompt_ids, prompt_mask, reference)[0]
 
@@ -236,8 +236,8 @@ class ScoringPolicy(Policy):
         """Compute sums of the candidates' log-probabilities, ``(prompt, candidate)``, and states ``(prompt, hidden)``.
 
         Args:
-            unique: The length of each prompt, followed by its tokens, int64 ``(prompt, 1 + token)``.
-            reference: Whether to compute them under the policy at the start of this run.
+            unique: the length of each prompt, followed by its tokens, int64 ``(prompt, 1 + token)``.
+            reference: whether to compute them under the policy at the start of this run.
         """
         candidates, model, response = self._candidates(), self.language_model, None
         lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(candidates.ids)

@@ -27,9 +27,9 @@ class ServedPolicy(Actor):
     Wrap it in a :class:`~lrl.policies.retrying.RetryingActor` to sample responses without a legal action again.
 
     Args:
-        chat_model: Responds.
-        prompt: Turns an observation into a conversation.
-        sampling: The distribution that responses are sampled from.
+        chat_model: responds.
+        prompt: turns an observation into a conversation.
+        sampling: the distribution that responses are sampled from.
     """
 
     greedy_is_reproducible = True

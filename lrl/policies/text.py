@@ -29,16 +29,16 @@ class TextPolicy(Policy):
     """A language model that generates its response as text; every sampled token is trained on.
 
     Args:
-        language_model: Specifies the causal LM.
-        prompt: Turns an observation into a prompt.
-        sampling: Sampling in training. Only the temperature can be changed: top-k and top-p would require storing the
+        language_model: specifies the causal LM.
+        prompt: turns an observation into a prompt.
+        sampling: sampling in training. Only the temperature can be changed: top-k and top-p would require storing the
             tokens that could be sampled.
-        max_prompt_tokens: Maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        pack_tokens: Length of rows that hold several turns, which do not attend to each other, when turns are
+        max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
+        pack_tokens: length of rows that hold several turns, which do not attend to each other, when turns are
             evaluated; null lets turns with equal prompts share a row instead. Packing is faster if the lengths of
             prompts differ.
-        value_head: Configures a critic on the hidden states; null creates none.
-        generator: Samples the responses; null selects the language model's own decoding loop.
+        value_head: configures a critic on the hidden states; null creates none.
+        generator: samples the responses; null selects the language model's own decoding loop.
 
     Raises:
         ValueError: If the sampling cannot be used in training.
@@ -163,8 +163,8 @@ class TextPolicy(Policy):
         Called inside :func:`~lrl.lm.forward.without_gradient`, like :meth:`_logprobs`.
 
         Args:
-            inputs: Prompts and responses, each ``(turn, ...)``.
-            mask: Mask of the responses, bool ``(turn, token)``.
+            inputs: prompts and responses, each ``(turn, ...)``.
+            mask: mask of the responses, bool ``(turn, token)``.
         """
         none = torch.zeros_like(mask, dtype=torch.float32)
         turns = TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=none, advantages=none)

@@ -20,8 +20,8 @@ class _DistanceReward(Reward):
     """Abstract base class of rewards that depend on the distance between two actions.
 
     Args:
-        weight: Factor of this reward in the weighted sum.
-        invalid: Reward of an invalid response.
+        weight: factor of this reward in the weighted sum.
+        invalid: reward of an invalid response.
     """
 
     def __init__(self, weight: float, invalid: float) -> None:
@@ -70,9 +70,9 @@ class BehaviourCloningReward(_DistanceReward):
     whole of it is an action. ``docs/extending/reward.md`` lists the differences.
 
     Args:
-        weight: Factor of this reward in the weighted sum.
-        wrong: Reward of a discrete action that differs from that of the data set.
-        invalid: Reward of an invalid response.
+        weight: factor of this reward in the weighted sum.
+        wrong: reward of a discrete action that differs from that of the data set.
+        invalid: reward of an invalid response.
     """
 
     name = "behaviour_cloning"
@@ -95,8 +95,8 @@ class BoundedCloningReward(_DistanceReward):
     Because it is between 0 and 1, the reward of a single response cannot dominate its group, as -10 can.
 
     Args:
-        weight: Factor of this reward in the weighted sum.
-        scale: Mean squared error over the dimensions at which the reward is 1/e; positive.
+        weight: factor of this reward in the weighted sum.
+        scale: mean squared error over the dimensions at which the reward is 1/e; positive.
     """
 
     name = "bounded_cloning"

@@ -38,9 +38,9 @@ class ClonedNetwork(nn.Module):
     """The actor of an :class:`~lrl.policies.mlp.MLPPolicy`: normalisation, network and action head.
 
     Args:
-        settings: Arguments of the policy.
-        weights: Its weights by name.
-        action_space: A Discrete space or a Box.
+        settings: arguments of the policy.
+        weights: its weights by name.
+        action_space: a Discrete space or a Box.
 
     Raises:
         ValueError: If the weights are those of another action space.
@@ -70,9 +70,9 @@ class ClonedNetwork(nn.Module):
         its constant.
 
         Args:
-            observations: Native observations, vectors ``(row, size)``.
-            actions: Native actions, ``(row,)``.
-            min_std: Minimum standard deviation of a dimension of a Box.
+            observations: native observations, vectors ``(row, size)``.
+            actions: native actions, ``(row,)``.
+            min_std: minimum standard deviation of a dimension of a Box.
 
         Raises:
             ValueError: If observations are not vectors of the network's input size.
@@ -99,8 +99,8 @@ def cloned_network_file(path: str | Path, key: str = "path") -> Path:
     """Return the checkpoint at a path; for a run directory ``last.ckpt``.
 
     Args:
-        path: A checkpoint or a run directory.
-        key: Configuration key of the path.
+        path: a checkpoint or a run directory.
+        key: configuration key of the path.
 
     Raises:
         ValueError: If there is no checkpoint.
@@ -115,9 +115,9 @@ def load_cloned_network(
     """Load a cloned network on the CPU, without gradients.
 
     Args:
-        path: A checkpoint of an :class:`~lrl.policies.mlp.MLPPolicy`, or its run directory.
-        action_space: The action space of the environment.
-        key: Configuration key of the path.
+        path: a checkpoint of an :class:`~lrl.policies.mlp.MLPPolicy`, or its run directory.
+        action_space: the action space of the environment.
+        key: configuration key of the path.
 
     Raises:
         ValueError: If there is no checkpoint, or if it is damaged, of another policy or of another action space.
@@ -157,13 +157,13 @@ class CloneLikelihoodReward(NetworkReward):
     may come from any policy.
 
     Args:
-        path: Run directory or checkpoint of a cloned :class:`~lrl.policies.mlp.MLPPolicy`
+        path: run directory or checkpoint of a cloned :class:`~lrl.policies.mlp.MLPPolicy`
             (``configs/half_cheetah/clone_mlp.yaml``).
-        min_std: Minimum standard deviation of a dimension, in the unit of the actions. The clone of a deterministic
+        min_std: minimum standard deviation of a dimension, in the unit of the actions. The clone of a deterministic
             demonstrator has small standard deviations; with 0 here, nearly all other actions would have the reward
             ``minimum``.
-        minimum: Lower bound of the reward, and the reward of an invalid response.
-        weight: Factor of this reward in the weighted sum.
+        minimum: lower bound of the reward, and the reward of an invalid response.
+        weight: factor of this reward in the weighted sum.
 
     Raises:
         ValueError: If there is no checkpoint at ``path``, or if ``minimum`` is not finite.

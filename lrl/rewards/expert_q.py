@@ -83,8 +83,8 @@ class QGapReward(_ChosenActionReward):
     At low temperatures it approaches :class:`OptimalActionReward`; at high temperatures all rewards are similar.
 
     Args:
-        weight: Factor of this reward in the weighted sum.
-        temperature: Gap ``max Q - Q(a)``, as a fraction of ``max Q - min Q``, at which the reward is 1/e; positive.
+        weight: factor of this reward in the weighted sum.
+        temperature: gap ``max Q - Q(a)``, as a fraction of ``max Q - min Q``, at which the reward is 1/e; positive.
     """
 
     name = "q_gap"

@@ -62,10 +62,10 @@ class ClosingTagFormatReward(Reward):
     ``docs/extending/reward.md`` lists the responses with other rewards.
 
     Args:
-        weight: Factor of this reward in the weighted sum.
-        invalid: Reward of a response whose part up to the first closing tag is not a legal action.
-        per_character: Reward of each character after the first closing tag.
-        closed: Reward of a response that ends with the closing tag.
+        weight: factor of this reward in the weighted sum.
+        invalid: reward of a response whose part up to the first closing tag is not a legal action.
+        per_character: reward of each character after the first closing tag.
+        closed: reward of a response that ends with the closing tag.
     """
 
     name = "closing_tag_format"

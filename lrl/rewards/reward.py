@@ -50,7 +50,7 @@ class Reward(ABC):
     The reward of an environment is the weighted sum of its reward functions.
 
     Args:
-        weight: Factor of this reward in the weighted sum; may be negative.
+        weight: factor of this reward in the weighted sum; may be negative.
     """
 
     name: str
@@ -66,9 +66,9 @@ class Reward(ABC):
         """Read what the reward needs from the environment. Called whenever an environment with this reward is created.
 
         Args:
-            codec: Codec of the environment.
-            response_format: Name of the format of responses; None if actions are native and responses empty.
-            row: First row of the data set.
+            codec: codec of the environment.
+            response_format: name of the format of responses; None if actions are native and responses empty.
+            row: first row of the data set.
 
         Raises:
             ValueError: If the reward cannot be computed in this environment.
@@ -86,9 +86,9 @@ class Reward(ABC):
         """Compute the unweighted reward of each response.
 
         Args:
-            rows: The rows shown to the policy, ``(row,)``.
-            responses: The complete responses, ``(row,)``; empty texts if actions are native.
-            actions: The native actions of the responses, ``(row,)``, clipped to the bounds of a Box; None for an
+            rows: the rows shown to the policy, ``(row,)``.
+            responses: the complete responses, ``(row,)``; empty texts if actions are native.
+            actions: the native actions of the responses, ``(row,)``, clipped to the bounds of a Box; None for an
                 invalid response.
 
         Returns:
@@ -100,8 +100,8 @@ class NetworkReward(Reward):
     """Abstract base class of rewards that a network computes from the native observation and the native action.
 
     Args:
-        path: Run directory or checkpoint of the network.
-        weight: Factor of this reward in the weighted sum.
+        path: run directory or checkpoint of the network.
+        weight: factor of this reward in the weighted sum.
     """
 
     def __init__(self, path: str, weight: float) -> None:

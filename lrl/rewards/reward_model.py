@@ -29,7 +29,7 @@ class ZScores(nn.Module):
     """Converts vectors to z-scores and back, with a mean and a standard deviation that training does not change.
 
     Args:
-        size: Length of the vectors.
+        size: length of the vectors.
     """
 
     mean: Tensor
@@ -66,11 +66,11 @@ class RewardModel(nn.Module):
     are saved with the weights.
 
     Args:
-        observation_space: A Box or a Discrete space.
-        action_space: A Box or a Discrete space; values of Discrete spaces are encoded one-hot.
-        hidden_sizes: Sizes of the hidden layers of each network; batch normalisation, ReLU and dropout follow each.
-        members: Number of networks, which differ in their initial weights.
-        dropout: Probability of setting a hidden unit to zero in training.
+        observation_space: a Box or a Discrete space.
+        action_space: a Box or a Discrete space; values of Discrete spaces are encoded one-hot.
+        hidden_sizes: sizes of the hidden layers of each network; batch normalisation, ReLU and dropout follow each.
+        members: number of networks, which differ in their initial weights.
+        dropout: probability of setting a hidden unit to zero in training.
 
     Raises:
         ValueError: If a space is neither a Box nor Discrete.
@@ -118,8 +118,8 @@ class RewardModel(nn.Module):
         """Return rewards ``(row,)``: the mean over members, minus a multiple of their standard deviation.
 
         Args:
-            scores: Predictions of the members as z-scores, ``(member, row)``.
-            disagreement_coef: The multiple. The standard deviation is the population standard deviation over the
+            scores: predictions of the members as z-scores, ``(member, row)``.
+            disagreement_coef: the multiple. The standard deviation is the population standard deviation over the
                 members, in the unit of the rewards.
         """
         rewards = self.rewards.inverse(scores)
@@ -132,9 +132,9 @@ class RewardModel(nn.Module):
         """Predict rewards, float64 ``(row,)``, in one forward pass without dropout.
 
         Args:
-            observations: Native observations, ``(row,)``.
-            actions: Native actions, ``(row,)``.
-            disagreement_coef: See :meth:`combine`.
+            observations: native observations, ``(row,)``.
+            actions: native actions, ``(row,)``.
+            disagreement_coef: see :meth:`combine`.
 
         Raises:
             ValueError: If observations or actions are not from the spaces that the model was trained on.
@@ -157,10 +157,10 @@ def transition_vectors(
     """Return the inputs of a reward model, float32 ``(row, size)``: concatenated observations and actions.
 
     Args:
-        observation_space: A Box or a Discrete space, whose values are encoded one-hot.
-        action_space: A Box or a Discrete space.
-        observations: Native observations, ``(row,)``.
-        actions: Native actions, ``(row,)``.
+        observation_space: a Box or a Discrete space, whose values are encoded one-hot.
+        action_space: a Box or a Discrete space.
+        observations: native observations, ``(row,)``.
+        actions: native actions, ``(row,)``.
 
     Raises:
         ValueError: If observations or actions are not from their space.
@@ -183,7 +183,7 @@ def space_to_dict(name: str, space: gym.Space) -> dict[str, Any]:
 
     Args:
         name: ``observation`` or ``action``, for the error message.
-        space: A Box or a Discrete space.
+        space: a Box or a Discrete space.
 
     Raises:
         ValueError: If it is neither.
@@ -206,8 +206,8 @@ def reward_model_file(path: str | Path, key: str = "path") -> Path:
     """Return the checkpoint at a path; for a run directory ``best.ckpt``, else ``last.ckpt``.
 
     Args:
-        path: A checkpoint or a run directory.
-        key: Configuration key of the path.
+        path: a checkpoint or a run directory.
+        key: configuration key of the path.
 
     Raises:
         ValueError: If there is no checkpoint.
@@ -220,8 +220,8 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
     """Load a reward model for predictions: on the CPU, without dropout and gradients.
 
     Args:
-        path: A checkpoint or a run directory.
-        key: Configuration key of the path.
+        path: a checkpoint or a run directory.
+        key: configuration key of the path.
 
     Raises:
         ValueError: If there is no checkpoint, or if it is damaged, has no reward model or has other weights.
@@ -254,12 +254,12 @@ class LearnedReward(NetworkReward):
     the disagreement of an ensemble.
 
     Args:
-        path: Run directory or checkpoint of :class:`~lrl.algorithms.reward_model.RewardModelModule`; see
+        path: run directory or checkpoint of :class:`~lrl.algorithms.reward_model.RewardModelModule`; see
             :func:`reward_model_file`.
-        invalid: Reward of an invalid response. The default is that of the original experiment, the smallest reward of
+        invalid: reward of an invalid response. The default is that of the original experiment, the smallest reward of
             its HalfCheetah data; null selects the smallest reward of the data that the model was trained on.
-        weight: Factor of this reward in the weighted sum.
-        disagreement_coef: Number of standard deviations over the members of an ensemble to subtract.
+        weight: factor of this reward in the weighted sum.
+        disagreement_coef: number of standard deviations over the members of an ensemble to subtract.
 
     Raises:
         ValueError: If there is no checkpoint at ``path``.

@@ -57,9 +57,9 @@ class Dynamics(ABC):
         """Take one step in each copy.
 
         Args:
-            states: States ``(copy, ...)``, which are not modified.
-            actions: Actions ``(copy, ...)``.
-            noise: Random numbers ``(copy, noise_size)``.
+            states: states ``(copy, ...)``, which are not modified.
+            actions: actions ``(copy, ...)``.
+            noise: random numbers ``(copy, noise_size)``.
 
         Returns:
             The next states ``(copy, ...)``, the rewards, float64 ``(copy,)``, and whether the episodes terminate, bool
@@ -71,7 +71,7 @@ class DynamicsEnv(gym.Env):
     """Single environment with given transitions.
 
     Args:
-        dynamics: Transitions of the environment.
+        dynamics: transitions of the environment.
     """
 
     metadata = {"render_modes": []}
@@ -106,12 +106,12 @@ class DynamicsVectorEnv(VectorEnv):
     Copies whose episode has ended may be stepped together with the others; their results have no meaning.
 
     Args:
-        dynamics: Transitions of the environment.
-        num_envs: Number of copies.
-        max_episode_steps: Number of steps after which an episode is truncated; None for no limit.
+        dynamics: transitions of the environment.
+        num_envs: number of copies.
+        max_episode_steps: number of steps after which an episode is truncated; None for no limit.
 
     Attributes:
-        name: Name of the environment in error messages.
+        name: name of the environment in error messages.
         steps_ended_copies: True, because copies may be stepped after the end of their episode.
     """
 
@@ -135,7 +135,7 @@ class DynamicsVectorEnv(VectorEnv):
         """Start episodes and return the observations of all copies.
 
         Args:
-            seed: Seed of each copy, or the seed of the first copy, which increases by 1 from copy to copy; None keeps
+            seed: seed of each copy, or the seed of the first copy, which increases by 1 from copy to copy; None keeps
                 the current random number generators.
             options: ``reset_mask``, bool ``(copy,)``, selects the copies to reset; by default all of them.
         """
@@ -172,9 +172,9 @@ class TableDynamics(Dynamics):
     table, so that both play the same episodes with the same seeds.
 
     Args:
-        table: Transition table.
-        initial: Probability of each initial state, ``(state,)``.
-        first_action: Number of the first action.
+        table: transition table.
+        initial: probability of each initial state, ``(state,)``.
+        first_action: number of the first action.
     """
 
     noise_size = 1

@@ -34,9 +34,9 @@ def task_in_words(policy: SearchedPolicy, env: EnvFactory, max_steps: int | None
     has another description than the registered codec.
 
     Args:
-        policy: The policy, connected to the spaces of the environment.
-        env: Factory of the environment.
-        max_steps: Maximum number of steps of an episode; the environment's own limit may be lower.
+        policy: the policy, connected to the spaces of the environment.
+        env: factory of the environment.
+        max_steps: maximum number of steps of an episode; the environment's own limit may be lower.
 
     Returns:
         The descriptions of the environment and of the policy.
@@ -67,9 +67,9 @@ def policy_in_words(policy: SearchedPolicy, codec: TextCodec, context: Any = Non
     """Describe what each parameter of a policy does.
 
     Args:
-        policy: The policy, connected to the spaces of an environment.
-        codec: Codec of the same environment, which names actions and states.
-        context: Context of the codec. Without it, states whose text depends on a context are not named.
+        policy: the policy, connected to the spaces of an environment.
+        codec: codec of the same environment, which names actions and states.
+        context: context of the codec. Without it, states whose text depends on a context are not named.
     """
     if isinstance(policy, LinearPolicy):
         return _linear(policy, codec.action_texts)
@@ -154,8 +154,8 @@ class EnvironmentFacts:
         """Return the description of the environment, with one line for each fact.
 
         Args:
-            max_steps: Number of steps after which an episode is truncated; None for no limit.
-            known_start: Whether episodes start as :attr:`start` says.
+            max_steps: number of steps after which an episode is truncated; None for no limit.
+            known_start: whether episodes start as :attr:`start` says.
         """
         cut = "" if max_steps is None else f"It is cut after {max_steps} steps."
         start = self.start if known_start else "options of the reset set the start."

@@ -177,8 +177,8 @@ def distances(places: np.ndarray, headings: np.ndarray) -> np.ndarray:
     """Return the distances to the nearest wall in five directions, ``(copy, 5)``.
 
     Args:
-        places: Positions ``(copy, 2)``.
-        headings: Angles from the +y axis, clockwise, ``(copy,)``.
+        places: positions ``(copy, 2)``.
+        headings: angles from the +y axis, clockwise, ``(copy,)``.
     """
     angles = headings[:, None] + ANGLES
     rays = (np.sin(angles)[..., None], np.cos(angles)[..., None])

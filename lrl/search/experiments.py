@@ -118,9 +118,9 @@ def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], Non
     """Search with one method, and return the record.
 
     Args:
-        run: The task, the method and the seed.
-        budget: Budget of the search, the same for all methods.
-        on_trial: Function that is called after each proposal.
+        run: the task, the method and the seed.
+        budget: budget of the search, the same for all methods.
+        on_trial: function that is called after each proposal.
 
     Returns:
         ``best_iteration`` is the highest mean return of a proposal, which the paper reports. ``fresh`` is the mean
@@ -176,9 +176,9 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
     """Return all runs, ordered by the index of the seed.
 
     Args:
-        tasks: Names of :data:`~lrl.search.tasks.TASKS`.
-        methods: Names of :data:`METHODS` or :data:`NETWORKS`, or :data:`IN_CONTEXT`.
-        num_seeds: Number of seeds; None uses the number of each task for searches, and three for networks.
+        tasks: names of :data:`~lrl.search.tasks.TASKS`.
+        methods: names of :data:`METHODS` or :data:`NETWORKS`, or :data:`IN_CONTEXT`.
+        num_seeds: number of seeds; None uses the number of each task for searches, and three for networks.
 
     Raises:
         ValueError: If a name is unknown, or ``num_seeds`` is less than 1.
@@ -225,10 +225,10 @@ def restore_records(
     """Copy records of an earlier report into a folder, for runs without a record there; return the number of copies.
 
     Args:
-        records: Records of the report.
-        runs: Result of :func:`planned`.
-        budget: Budget of the runs.
-        folder: Folder of the records.
+        records: records of the report.
+        runs: result of :func:`planned`.
+        budget: budget of the runs.
+        folder: folder of the records.
 
     Raises:
         ValueError: If one of the records has another budget; nothing is written then.
@@ -253,13 +253,13 @@ def search_all(
     """Run everything that has no record yet; each record is written when its run ends.
 
     Args:
-        runs: Result of :func:`planned`.
-        budget: Budget of all runs.
-        folder: Folder of the records.
-        jobs: Number of processes, each with one thread.
-        about: Further entries of each record.
-        on_record: Function that is called with each new record.
-        make_record: Function that runs one method; it must be importable by other processes.
+        runs: result of :func:`planned`.
+        budget: budget of all runs.
+        folder: folder of the records.
+        jobs: number of processes, each with one thread.
+        about: further entries of each record.
+        on_record: function that is called with each new record.
+        make_record: function that runs one method; it must be importable by other processes.
 
     Raises:
         ValueError: If ``jobs`` is less than 1, or a record has another budget.
@@ -315,7 +315,7 @@ def best_so_far(record: Mapping[str, Any]) -> Series:
     """Return the best mean return so far against episodes, at each improvement and at the end.
 
     Args:
-        record: Record of a search or a network, with ``values``, or an entry of :func:`search_report`.
+        record: record of a search or a network, with ``values``, or an entry of :func:`search_report`.
     """
     if "best_so_far" in record:
         kept = record["best_so_far"]
@@ -332,8 +332,8 @@ def search_report(records: Records, about: Mapping[str, Any]) -> dict[str, Any]:
     It contains the best value so far at each improvement, ``best_so_far``, instead of the ``values`` of all proposals.
 
     Args:
-        records: Records of all planned runs.
-        about: Further entries of the report.
+        records: records of all planned runs.
+        about: further entries of the report.
     """
     planned = Counter((run.task, run.method) for run in records)
     seeds = [{"task": task, "method": method, "seeds": count} for (task, method), count in planned.items()]
@@ -374,8 +374,8 @@ def report_records(report: Mapping[str, Any], name: str = "the report") -> Recor
     """Return the record of each planned run of a report.
 
     Args:
-        report: Result of :func:`search_report`.
-        name: Name of the report in error messages.
+        report: result of :func:`search_report`.
+        name: name of the report in error messages.
 
     Raises:
         ValueError: If it is not such a report.

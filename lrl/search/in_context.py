@@ -24,10 +24,10 @@ class PolicyChatModel(ChatModel):
     """Chat model that responds with the text policy of a checkpoint, in the prompt format of its training.
 
     Args:
-        checkpoint: Checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
+        checkpoint: checkpoint of a :class:`~lrl.policies.text.TextPolicy`, or a run directory.
 
     Attributes:
-        key: Name of the setting in error messages.
+        key: name of the setting in error messages.
     """
 
     key = "chat_model.checkpoint"
@@ -64,9 +64,9 @@ class PolicyChatModel(ChatModel):
         """Return whether the last message fits into the policy's prompt, and a response into the model's context.
 
         Args:
-            conversation: Messages, of which only the last one is used.
-            sampling: Sampling settings, which limit the number of tokens of a response.
-            response: Text that must fit into a response together with its end token.
+            conversation: messages, of which only the last one is used.
+            sampling: sampling settings, which limit the number of tokens of a response.
+            response: text that must fit into a response together with its end token.
         """
         policy, text = self.policy, conversation[-1]["content"]
         if response and len(policy.encode_response(response)) > sampling.max_new_tokens:
@@ -118,11 +118,11 @@ class InContextSearcher(Searcher):
     random until two of them have different returns, because a history of equal returns contains no information.
 
     Args:
-        chat_model: Model that was trained on :class:`~lrl.search.synthetic.SyntheticHistories`.
-        warmup: Minimum number of random proposals at the beginning, which are the first proposals of random search with
+        chat_model: model that was trained on :class:`~lrl.search.synthetic.SyntheticHistories`.
+        warmup: minimum number of random proposals at the beginning, which are the first proposals of random search with
             the same seed. Policies that the searcher did not propose (:meth:`tell` without :meth:`ask`) are part of the
             history, but do not count as proposals.
-        temperature: Sampling temperature of the replies.
+        temperature: sampling temperature of the replies.
     """
 
     def __init__(self, chat_model: ChatModel, warmup: int = 5, temperature: float = 1.0) -> None:

@@ -59,14 +59,14 @@ class SearchDataModule(RunDataModule):
     least as large as their sum.
 
     Args:
-        env: Factory of the environments.
-        num_iterations: Number of proposals.
-        num_rollouts: Number of episodes of each policy, including the random ones.
-        max_steps: Number of steps after which training episodes are truncated. Held-out episodes end at the
+        env: factory of the environments.
+        num_iterations: number of proposals.
+        num_rollouts: number of episodes of each policy, including the random ones.
+        max_steps: number of steps after which training episodes are truncated. Held-out episodes end at the
             environment's own limit; ``env.max_episode_steps`` limits both.
-        warmup: Number of random policies that are played before the first proposal.
-        validation: Held-out episodes of the best policy so far.
-        seed: Seed of all randomness in the run.
+        warmup: number of random policies that are played before the first proposal.
+        validation: held-out episodes of the best policy so far.
+        seed: seed of all randomness in the run.
     """
 
     collects = True
@@ -137,8 +137,8 @@ class PromptedSearchModule(PolicyModule):
     In checkpoints and held-out episodes the policy has the best parameters so far.
 
     Args:
-        policy: Policy whose parameters are searched.
-        searcher: Searcher that proposes parameters.
+        policy: policy whose parameters are searched.
+        searcher: searcher that proposes parameters.
     """
 
     run_data: SearchDataModule | None

@@ -100,9 +100,9 @@ def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
     """Return the settings of a run according to the rule of this module: ``model``, ``data`` and ``trainer``.
 
     Args:
-        task: The task.
-        method: One of :data:`~lrl.search.experiments.NETWORKS`.
-        seed: Seed of the network's initial weights.
+        task: the task.
+        method: one of :data:`~lrl.search.experiments.NETWORKS`.
+        seed: seed of the network's initial weights.
 
     Raises:
         ValueError: If the configuration file is missing.
@@ -195,10 +195,10 @@ class TrainingReturns(L.Callback):
     Episodes that end in the same step are in the order of their environments. Checkpoints do not contain the returns.
 
     Args:
-        max_episodes: Number of episodes after which the run ends, with the end of a collection; None for no limit.
+        max_episodes: number of episodes after which the run ends, with the end of a collection; None for no limit.
 
     Attributes:
-        returns: Undiscounted return of each episode.
+        returns: undiscounted return of each episode.
     """
 
     def __init__(self, max_episodes: int | None = None) -> None:

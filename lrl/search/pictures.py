@@ -64,9 +64,9 @@ def draw_search(policies: SearchedPolicies, path: Path, title: str = "") -> None
     """Draw the mean return of each policy and the highest so far against episodes, to a PNG file.
 
     Args:
-        policies: Policies of the search.
-        path: Path of the PNG file; missing folders are created.
-        title: Title of the picture.
+        policies: policies of the search.
+        path: path of the PNG file; missing folders are created.
+        title: title of the picture.
     """
     figure, axes = new_figure(7, 4.2)
     for chosen, label, colour in ((policies.warm_up, "random policies", "0.6"), (~policies.warm_up, "proposals", "C0")):
@@ -87,9 +87,9 @@ def draw_parameters(policies: SearchedPolicies, path: Path, title: str = "") -> 
     The colour of a line shows the rank of the mean return; the best policy is drawn in black on top.
 
     Args:
-        policies: Policies of the search.
-        path: Path of the PNG file; missing folders are created.
-        title: Title of the picture.
+        policies: policies of the search.
+        path: path of the PNG file; missing folders are created.
+        title: title of the picture.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -173,8 +173,8 @@ def progress_curve(method: str, records: Sequence[dict[str, Any]]) -> Curve:
     keeps its best value.
 
     Args:
-        method: Label of the curve.
-        records: Records of at least one seed on one task.
+        method: label of the curve.
+        records: records of at least one seed on one task.
     """
     runs = [best_so_far(record) for record in records]
     clock = np.unique(np.concatenate([run.clock for run in runs]))
@@ -193,9 +193,9 @@ def draw_progress(records: Records, path: Path) -> None:
     """Draw a panel for each task with a curve and a band for each method, and the published ProPS, to a PNG file.
 
     Args:
-        records: Records of all planned runs. Runs without figures, and runs of a language model with mostly random
+        records: records of all planned runs. Runs without figures, and runs of a language model with mostly random
             proposals, are left out.
-        path: Path of the PNG file; missing folders are created.
+        path: path of the PNG file; missing folders are created.
 
     Raises:
         ValueError: If there is no run to draw.

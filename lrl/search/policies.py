@@ -49,7 +49,7 @@ class SearchedPolicy(Policy):
         The action of a row depends on the observation of that row only, to the last bit.
 
         Args:
-            parameters: Parameters ``(parameter,)``, which are legal in :meth:`parameter_space`.
+            parameters: parameters ``(parameter,)``, which are legal in :meth:`parameter_space`.
         """
 
     @property
@@ -100,7 +100,7 @@ class SearchedPolicy(Policy):
         """Set the parameters.
 
         Args:
-            values: Parameters ``(parameter,)``.
+            values: parameters ``(parameter,)``.
 
         Raises:
             ValueError: If there are too few or too many values, or one of them is not legal.
@@ -157,11 +157,11 @@ class LinearPolicy(SearchedPolicy):
     the observation, all outputs of the second, and so on, then the biases.
 
     Args:
-        bias: Whether the policy has biases.
-        low: Smallest weight, with at most ``decimals`` decimal places.
-        high: Largest weight, with at most ``decimals`` decimal places.
-        decimals: Number of decimal places of the weights; None does not round.
-        scale: Standard deviation of random weights.
+        bias: whether the policy has biases.
+        low: smallest weight, with at most ``decimals`` decimal places.
+        high: largest weight, with at most ``decimals`` decimal places.
+        decimals: number of decimal places of the weights; None does not round.
+        scale: standard deviation of random weights.
 
     Raises:
         ValueError: If ``low`` is not below ``high``, or one of them is infinite or has too many decimal places.

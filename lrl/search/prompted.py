@@ -58,14 +58,14 @@ class PromptedSearcher(Searcher):
     prompts are at most 0.8 times as long for the rest of the search.
 
     Args:
-        chat_model: Model that writes the replies.
-        prompt: Configuration of the prompt besides the history.
-        history: Configuration of the policies in the prompt.
-        sampling: Temperature and maximum length of a reply.
-        max_tries: Maximum number of replies for one proposal.
-        on_failure: What happens after ``max_tries`` unusable replies: ``stop`` raises an error, ``random`` proposes a
+        chat_model: model that writes the replies.
+        prompt: configuration of the prompt besides the history.
+        history: configuration of the policies in the prompt.
+        sampling: temperature and maximum length of a reply.
+        max_tries: maximum number of replies for one proposal.
+        on_failure: what happens after ``max_tries`` unusable replies: ``stop`` raises an error, ``random`` proposes a
             random policy.
-        allow_repeats: Whether the model may propose parameters that were tried before.
+        allow_repeats: whether the model may propose parameters that were tried before.
     """
 
     def __init__(
@@ -258,9 +258,9 @@ class PromptedSearcher(Searcher):
         """Send one request; return the reply to each prompt, and whether a reply was truncated.
 
         Args:
-            attempt: Number of the attempt, from 0.
-            conversations: The prompts.
-            again: Whether the same prompts were sent before, so that greedy replies would be equal.
+            attempt: number of the attempt, from 0.
+            conversations: the prompts.
+            again: whether the same prompts were sent before, so that greedy replies would be equal.
         """
         request = ("prompted search", self.seed, self.asked, attempt)
         own = [seeds(*request)] if len(conversations) == 1 else seeds(*request, np.arange(len(conversations)))
@@ -382,9 +382,9 @@ def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> lis
     brackets or on its own line is used. Reasoning between ``<think>`` and ``</think>`` is removed first.
 
     Args:
-        text: The reply.
-        space: The vectors that may be proposed.
-        cut: Whether the reply was truncated at its maximum length, so that its last number may be incomplete.
+        text: the reply.
+        space: the vectors that may be proposed.
+        cut: whether the reply was truncated at its maximum length, so that its last number may be incomplete.
 
     Raises:
         ProposalError: If values are missing, illegal or contradictory, or if there are too many.

@@ -183,15 +183,15 @@ class SearchPrompt:
         """Return a conversation with one user message.
 
         Args:
-            space: The vectors that may be proposed.
-            task: Descriptions of the environment and the policy.
-            history: The policies so far, as :meth:`HistoryConfig.render` writes them.
-            order: Order of the history, ``time`` or ``value``.
-            style: Style of the history and the reply, see :attr:`HistoryConfig.style`.
-            iteration: Number of this proposal, from 1.
-            total: Number of proposals of the search.
-            complaint: Reason why the previous reply was rejected, one sentence; empty in the first attempt.
-            allow_repeats: Whether the reply may propose parameters that were tried before.
+            space: the vectors that may be proposed.
+            task: descriptions of the environment and the policy.
+            history: the policies so far, as :meth:`HistoryConfig.render` writes them.
+            order: order of the history, ``time`` or ``value``.
+            style: style of the history and the reply, see :attr:`HistoryConfig.style`.
+            iteration: number of this proposal, from 1.
+            total: number of proposals of the search.
+            complaint: reason why the previous reply was rejected, one sentence; empty in the first attempt.
+            allow_repeats: whether the reply may propose parameters that were tried before.
         """
         if style == "integers":
             return [{"role": "user", "content": integer_prompt(space, history, iteration, total)}]
@@ -326,8 +326,8 @@ class HistoryConfig:
         """Return the entries of a prompt in order; of equal values the older one counts as better.
 
         Args:
-            entries: All policies so far, oldest first.
-            most: Maximum number of entries, at least 1; None for all that are configured. The first entries in order,
+            entries: all policies so far, oldest first.
+            most: maximum number of entries, at least 1; None for all that are configured. The first entries in order,
                 which are the oldest or the worst, are left out, but never the best.
         """
         first_recent = 0 if self.recent is None else max(0, len(entries) - self.recent)
@@ -348,10 +348,10 @@ class HistoryConfig:
         """Return the lines of the entries of a prompt, with trajectories if they are configured.
 
         Args:
-            entries: All policies so far, oldest first.
-            space: Space of the parameters.
-            most: Maximum number of entries, see :meth:`selected`.
-            parameter: Index of the parameter whose values are written, in style ``integers``.
+            entries: all policies so far, oldest first.
+            space: space of the parameters.
+            most: maximum number of entries, see :meth:`selected`.
+            parameter: index of the parameter whose values are written, in style ``integers``.
         """
         shown, lines = self.selected(entries, most), []
         if self.style == "integers":

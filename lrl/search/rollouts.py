@@ -49,8 +49,8 @@ def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
     Environments with :class:`~lrl.search.batched.Dynamics` step all copies at once, all others one copy at a time.
 
     Args:
-        factory: Factory of the environments.
-        num_envs: Number of copies.
+        factory: factory of the environments.
+        num_envs: number of copies.
 
     Raises:
         ValueError: If the factory does not create registered environments, or its settings are invalid.
@@ -91,9 +91,9 @@ def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
     """Return the seeds of the episodes of a proposal, int64 ``(episode,)``, which no other proposal has.
 
     Args:
-        seed: Seed of the search.
-        proposal: Index of the proposal; warm-up policies have negative ones.
-        num_rollouts: Number of episodes.
+        seed: seed of the search.
+        proposal: index of the proposal; warm-up policies have negative ones.
+        num_rollouts: number of episodes.
     """
     return hashed_seeds("proposal", seed, proposal, np.arange(num_rollouts))
 
@@ -116,13 +116,13 @@ def play_parameters(
     An episode depends on its seed and the parameters only.
 
     Args:
-        policy: Policy that is connected to the spaces; its own parameters are neither used nor changed.
-        envs: Environments without autoreset from :func:`make_batched`, which can be used for many calls, or a factory,
+        policy: policy that is connected to the spaces; its own parameters are neither used nor changed.
+        envs: environments without autoreset from :func:`make_batched`, which can be used for many calls, or a factory,
             which creates environments for this call only.
-        parameters: Parameters ``(parameter,)``.
-        seeds: Seed of each episode.
-        max_steps: Number of steps after which episodes are truncated; the environment's own limit may be lower.
-        trajectory: Whether to return the steps of the first episode as text.
+        parameters: parameters ``(parameter,)``.
+        seeds: seed of each episode.
+        max_steps: number of steps after which episodes are truncated; the environment's own limit may be lower.
+        trajectory: whether to return the steps of the first episode as text.
 
     Raises:
         ValueError: If there is no seed, if an environment fails or returns a number that is not finite, or if ``envs``
@@ -154,11 +154,11 @@ def play_seeds(
     """Play one whole episode for each seed, and return their returns ``(episode,)`` and the number of their steps.
 
     Args:
-        decide: Function from the observations of all environments to their actions.
-        envs: Environments without autoreset.
-        seeds: Seed of each episode, at least one.
-        max_steps: Number of steps after which episodes are truncated; the environment's own limit may be lower.
-        described: List to which the steps of the first episode are appended as text.
+        decide: function from the observations of all environments to their actions.
+        envs: environments without autoreset.
+        seeds: seed of each episode, at least one.
+        max_steps: number of steps after which episodes are truncated; the environment's own limit may be lower.
+        described: list to which the steps of the first episode are appended as text.
 
     Raises:
         ValueError: If an environment fails, or returns a number that is not finite.

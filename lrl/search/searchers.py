@@ -116,17 +116,17 @@ class Searcher(ABC):
         """Set descriptions for prompts. This is called once, before :meth:`setup`.
 
         Args:
-            environment: Description of the environment.
-            policy: Description of what the parameters do in the policy.
+            environment: description of the environment.
+            policy: description of what the parameters do in the policy.
         """
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search. This is called once, before the first :meth:`ask` and before :meth:`load_state_dict`.
 
         Args:
-            space: The vectors that may be proposed.
-            seed: Seed of the search.
-            num_iterations: Number of proposals of the whole search.
+            space: the vectors that may be proposed.
+            seed: seed of the search.
+            num_iterations: number of proposals of the whole search.
 
         Raises:
             ValueError: If the searcher does not support this space.
@@ -158,11 +158,11 @@ class Relaxation:
     the proposal is the action with the highest logit: unlike the numbers of actions, logits do not order the actions.
 
     Args:
-        space: The vectors that may be proposed.
+        space: the vectors that may be proposed.
 
     Attributes:
-        size: Number of dimensions of a point.
-        scale: Standard deviation of the points of random proposals.
+        size: number of dimensions of a point.
+        scale: standard deviation of the points of random proposals.
     """
 
     def __init__(self, space: ParameterSpace) -> None:
@@ -222,7 +222,7 @@ class GenerationSearcher(Searcher):
         """Prepare the first generation.
 
         Args:
-            start: Parameters ``(parameter,)`` to start from; None without warm-up policies.
+            start: parameters ``(parameter,)`` to start from; None without warm-up policies.
         """
 
     @abstractmethod
@@ -315,10 +315,10 @@ class AugmentedRandomSearch(GenerationSearcher):
        and their range is known; the values in the paper are smaller than the rounding.
 
     Args:
-        num_directions: Number of directions of a generation, each of which takes two proposals.
-        num_top: Number of directions that determine the step: those with the highest return on either side.
-        step_size: Step size in standard deviations of random parameters.
-        noise: Standard deviation of the directions, in standard deviations of random parameters.
+        num_directions: number of directions of a generation, each of which takes two proposals.
+        num_top: number of directions that determine the step: those with the highest return on either side.
+        step_size: step size in standard deviations of random parameters.
+        noise: standard deviation of the directions, in standard deviations of random parameters.
 
     Raises:
         ValueError: If ``num_top`` is larger than ``num_directions``.
@@ -369,7 +369,7 @@ class CMAES(GenerationSearcher):
     population (IPOP).
 
     Args:
-        population_size: Number of proposals of a generation, at least 4; None uses ``4 + 3 ln(dimension)``.
+        population_size: number of proposals of a generation, at least 4; None uses ``4 + 3 ln(dimension)``.
     """
 
     def __init__(self, population_size: PositiveInt | None = None) -> None:
@@ -429,11 +429,11 @@ class CrossEntropyMethod(GenerationSearcher):
     a table is categorical, initially uniform, and mixed with a uniform distribution whose weight decreases likewise.
 
     Args:
-        population_size: Number of proposals of a generation.
-        elite_share: Fraction of a generation that the distributions are fitted to; at least two proposals are used.
-        extra_noise: Initial additional standard deviation, in standard deviations of random parameters, and initial
+        population_size: number of proposals of a generation.
+        elite_share: fraction of a generation that the distributions are fitted to; at least two proposals are used.
+        extra_noise: initial additional standard deviation, in standard deviations of random parameters, and initial
             weight of the uniform distribution.
-        learning_rate: Weight of the fitted categorical distribution of a table's entry against the previous one.
+        learning_rate: weight of the fitted categorical distribution of a table's entry against the previous one.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ class HillClimbingChatModel(ChatModel):
     Like a language model, it only reads the prompt. Its results say nothing about language models.
 
     Args:
-        scale: Standard deviation of the change of a real parameter.
-        share: Probability that a parameter is changed.
+        scale: standard deviation of the change of a real parameter.
+        share: probability that a parameter is changed.
     """
 
     name = "hill-climbing stand-in"

@@ -68,7 +68,7 @@ class SyntheticFunction(ABC):
         """Return the exact values ``(row,)``, at most 0 and about -1 for random parameters.
 
         Args:
-            parameters: Parameters ``(row, parameter)``.
+            parameters: parameters ``(row, parameter)``.
         """
 
     def measure(self, parameters: np.ndarray, rng: np.random.Generator, episodes: int = 1) -> Trial:
@@ -141,9 +141,9 @@ def sample_function(seed: int, index: int, held_out: bool = False) -> SyntheticF
     """Sample a function.
 
     Args:
-        seed: Seed of all functions.
-        index: Index of the function.
-        held_out: Whether it is a held-out function, which is not trained on.
+        seed: seed of all functions.
+        index: index of the function.
+        held_out: whether it is a held-out function, which is not trained on.
     """
     purpose = "synthetic, held out" if held_out else "synthetic"
     rng = np.random.default_rng(int(seeds(purpose, seed, index)))
@@ -238,10 +238,10 @@ def demonstrations(
     some fast.
 
     Args:
-        seed: Seed of all randomness.
-        functions: Indices of the functions.
-        generations: Number of generations of the teacher's evolution strategy after the history.
-        held_out: Whether the functions are held-out ones, which are not trained on.
+        seed: seed of all randomness.
+        functions: indices of the functions.
+        generations: number of generations of the teacher's evolution strategy after the history.
+        held_out: whether the functions are held-out ones, which are not trained on.
     """
     for index in functions:
         yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), generations)
@@ -319,11 +319,11 @@ def teach(
     If the history contains the proposal, it is changed slightly, because a search would reject it.
 
     Args:
-        function: The function to maximise.
-        entries: The history, of which only the best entry is used.
-        tried: All parameters in the history.
-        generations: Number of generations; 0 returns the best entry.
-        rng: Random number generator of the teacher.
+        function: the function to maximise.
+        entries: the history, of which only the best entry is used.
+        tried: all parameters in the history.
+        generations: number of generations; 0 returns the best entry.
+        rng: random number generator of the teacher.
     """
     space, best = function.space, np.array(max(entries, key=lambda entry: entry.value).parameters)
     evolved = _cma_es if space.actions is None else _one_plus_lambda
@@ -370,10 +370,10 @@ class SyntheticHistories(Demonstrations):
     ``JsonlDemonstrations``.
 
     Args:
-        num_functions: Number of functions.
-        generations: Number of generations of the teacher's evolution strategy after the history.
-        held_out: Whether to use held-out functions, for a validation loss. Searchers are compared on other ones.
-        seed: Seed of the functions and histories.
+        num_functions: number of functions.
+        generations: number of generations of the teacher's evolution strategy after the history.
+        held_out: whether to use held-out functions, for a validation loss. Searchers are compared on other ones.
+        seed: seed of the functions and histories.
     """
 
     def __init__(

@@ -59,11 +59,11 @@ def synthetic_search(
     the proposal that each search chose: 0 is the best possible, -1 about that of a random proposal.
 
     Args:
-        write: Write demonstrations of a teacher to this file, and compare nothing.
-        functions: Number of functions; multiples of 7 have equal numbers of each kind.
-        seed: Seed of the functions and searches.
-        demonstrations: How demonstrations are made.
-        comparison: How searchers are compared.
+        write: write demonstrations of a teacher to this file, and compare nothing.
+        functions: number of functions; multiples of 7 have equal numbers of each kind.
+        seed: seed of the functions and searches.
+        demonstrations: how demonstrations are made.
+        comparison: how searchers are compared.
     """
     ignored, how = (demonstrations, "without") if write is None else (comparison, "with")
     for name in changed(ignored):

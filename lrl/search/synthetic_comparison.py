@@ -25,11 +25,11 @@ def search_function(
     The best proposal is the one with the highest measured value.
 
     Args:
-        searcher: The searcher.
-        function: The function to maximise.
-        seed: Seed of the search and of the warm-up, which is the same for all searchers.
-        warmup: Number of random proposals before the search.
-        iterations: Number of proposals of the searcher.
+        searcher: the searcher.
+        function: the function to maximise.
+        seed: seed of the search and of the warm-up, which is the same for all searchers.
+        warmup: number of random proposals before the search.
+        iterations: number of proposals of the searcher.
     """
     space, rng = function.space, np.random.default_rng(int(seeds("synthetic measurement", seed)))
     warm = np.random.default_rng(int(seeds("synthetic warm-up", seed)))
@@ -57,12 +57,12 @@ def compare_searchers(
     """Search the same held-out functions with several searchers.
 
     Args:
-        searchers: Functions that create the searchers, by name; others are compared with ``random_search`` if given.
-        seed: Seed of the functions and the searches.
-        num_functions: Number of functions.
-        warmup: Number of random proposals before each search, the same for all searchers.
-        iterations: Number of proposals of each search.
-        on_function: Function that is called with the index of each finished function.
+        searchers: functions that create the searchers, by name; others are compared with ``random_search`` if given.
+        seed: seed of the functions and the searches.
+        num_functions: number of functions.
+        warmup: number of random proposals before each search, the same for all searchers.
+        iterations: number of proposals of each search.
+        on_function: function that is called with the index of each finished function.
 
     Returns:
         For each name the mean exact value of the chosen proposal with its 95% interval over functions, the values of
@@ -112,7 +112,7 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a Markdown table with a row per searcher and group of functions of each report.
 
     Args:
-        reports: Results of ``lrl synthetic_search --json`` by name.
+        reports: results of ``lrl synthetic_search --json`` by name.
 
     Raises:
         ValueError: If a report is not such a result.

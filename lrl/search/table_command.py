@@ -49,21 +49,21 @@ def search_table(
     asked for each parameter by itself, all at once.
 
     Args:
-        folder: Folder of the records, one file each.
-        tasks: Names of tasks; default: all 15.
-        methods: Names of methods; default: all six, and in_context with --checkpoint.
-        checkpoint: The run of a language model that learned to search, for in_context.
-        seeds: Number of seeds; default: 10 for searches where episodes are short, else 3.
-        iterations: Proposals of a search.
-        rollouts: Episodes of a proposal.
-        max_env_steps: Maximum number of steps of the training of a network.
-        fresh_episodes: Episodes of the chosen policy.
-        jobs: Number of processes at a time, of one thread each.
-        show: Run nothing, print what has finished.
-        finished: A file that an earlier --json wrote, whose runs are copied to --folder.
-        machine: Description of the machine, for the records.
-        json: Write all records to this file, with the best so far of each.
-        picture: Draw the best so far against episodes to this PNG.
+        folder: folder of the records, one file each.
+        tasks: names of tasks; default: all 15.
+        methods: names of methods; default: all six, and in_context with --checkpoint.
+        checkpoint: the run of a language model that learned to search, for in_context.
+        seeds: number of seeds; default: 10 for searches where episodes are short, else 3.
+        iterations: proposals of a search.
+        rollouts: episodes of a proposal.
+        max_env_steps: maximum number of steps of the training of a network.
+        fresh_episodes: episodes of the chosen policy.
+        jobs: number of processes at a time, of one thread each.
+        show: run nothing, print what has finished.
+        finished: a file that an earlier --json wrote, whose runs are copied to --folder.
+        machine: description of the machine, for the records.
+        json: write all records to this file, with the best so far of each.
+        picture: draw the best so far against episodes to this PNG.
     """
     from lrl.cli.run_directory import commit
     from lrl.search.experiments import (

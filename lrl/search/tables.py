@@ -23,8 +23,8 @@ def gains(records: Records, task: str, rule: str) -> np.ndarray:
     Seeds that only one of them has finished are left out.
 
     Args:
-        records: Records of all planned runs.
-        task: Name of the task.
+        records: records of all planned runs.
+        task: name of the task.
         rule: ``best_iteration`` or ``fresh``.
     """
     found: dict[str, dict[int, float]] = {IN_CONTEXT: {}, CONTROL: {}}
@@ -147,8 +147,8 @@ def rule_table(records: Records, rule: str) -> str:
     ``n/m`` if only n of m planned seeds have finished.
 
     Args:
-        records: Records of all planned runs.
-        rule: Key of :data:`RULES`.
+        records: records of all planned runs.
+        rule: key of :data:`RULES`.
     """
     methods = _names(records, "method")
     heads = ["task", "parameters", *methods, *(f"published {_PUBLISHED_HEADS[name]}" for name in _PUBLISHED[rule])]
