@@ -5,7 +5,7 @@ import pytest
 from gymnasium.envs.registration import registry
 
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.registry import BODIES, codec_for
+from lrl.codecs.registry import BODIES, codec_for, mujoco_observation
 from lrl.codecs.spaces import Quantity, SpaceCodec, describe_quantities
 from lrl.envs.factory import GymnasiumEnvs
 
@@ -73,6 +73,15 @@ def test_units_follow_the_joints_of_the_model():
     assert "x (m, from -100 to 100)" in described(
         "HalfCheetah-v5", INTEGERS, exclude_current_positions_from_observation=False
     )
+
+
+@pytest.mark.parametrize(("size", "first"), [(9, None), (11, "height"), (12, "x")])
+def test_numbers_are_named_only_if_the_size_of_the_observation_is_known(size, first):
+    native = GymnasiumEnvs("Hopper-v5").make_native().unwrapped
+    native.observation_space = gym.spaces.Box(-1, 1, (size,))
+    quantities = mujoco_observation(native)
+    assert (quantities and quantities[0].name) == first
+    native.close()
 
 
 def test_described_names_are_not_followed_by_commas_in_observations():
