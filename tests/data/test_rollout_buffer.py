@@ -112,6 +112,16 @@ def test_at_a_boundary_only_the_clocks_are_saved():
     assert sorted(trained.state_dict()) == ["clocks", "collection"] and not trained.filled
 
 
+def test_no_minibatch_of_a_new_collection_counts_as_trained():
+    module = filled()
+    for _ in range(module.minibatches_per_collection):
+        assert module.filled
+        module.count_minibatch()
+    assert not module.filled
+    module.fill(1, None, turns())
+    assert module.filled and module.trained_minibatches == 0
+
+
 def test_inside_a_collection_what_is_left_of_it_is_saved(tmp_path):
     module = filled(collection=7)
     module.trained_minibatches = 5
