@@ -18,8 +18,8 @@ and is fitted separately. With one token per turn this is the TRPO of the paper.
 Departures from the paper:
 
 1. Each token is weighted by its own ratio instead of the product of the ratios of its turn, and the divergence of a
-   turn is the sum over its tokens at the sampled prefixes. At the old policy, both agree with those of whole turns to
-   first and second order.
+   turn is the sum over its tokens at the sampled prefixes. At the old policy, the surrogate has the gradient, and the
+   divergence has in expectation the second derivative, that they have for whole turns.
 2. Advantages are those of ``credit`` (see :mod:`lrl.algorithms.ppo`), by default generalised advantage estimation.
 3. The Fisher matrix may be estimated from a share of the turns (appendix C of the paper), and is damped.
 4. Products with the Fisher matrix are computed as ``J^T M J v``, where M is the analytic second derivative of the
@@ -109,7 +109,7 @@ class LineSearchConfig:
 
 @register
 class TRPOModule(GradientModule):
-    """Trains a policy and its separate critic by the natural gradient inside a trust region.
+    """Trains a policy by natural-gradient steps inside a trust region, and fits its separate critic to the returns.
 
     One collection is one update: ``data.num_epochs`` and ``data.num_minibatches`` must be 1.
 
@@ -123,8 +123,8 @@ class TRPOModule(GradientModule):
         line_search: settings of the step's length.
         ent_coef: weight of the entropy bonus, in nats per token.
         chunk_size: number of turns in one pass of the network; small passes are faster on a CPU. Null uses as many as
-            bounded memory allows. The old log-probabilities of all choices are also kept in memory, which are
-            turns x tokens x vocabulary numbers.
+            bounded memory allows. The old log-probabilities of all vocabulary entries are also kept in memory: turns x
+            tokens x vocabulary size numbers.
         value_fit: settings of the critic's fit; null uses L-BFGS.
         init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
         max_skipped_steps: number of consecutive updates that may be skipped because their gradients are not finite.
@@ -276,7 +276,7 @@ class TRPOModule(GradientModule):
             )
         return fisher_vector_product((new.detach().kl(new) * mask).sum(), parameters, damping=0.0)
 
-    # -- the trust region and its weights ---------------------------------------------------------------------------
+    # -- the trust region and the trained weights -------------------------------------------------------------------
 
     @property
     def radius(self) -> float:
@@ -323,21 +323,21 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
         data: data module of the run.
 
     Raises:
-        ValueError: If a setting prevents either.
+        ValueError: If a setting prevents second derivatives, or training on whole collections.
     """
     if trainer.max_steps != -1:
         raise ValueError(
-            f"trainer.max_steps is {trainer.max_steps}; TRPO counts collections, it must be -1 and trainer.max_epochs "
-            "or data.max_env_steps end the run."
+            f"trainer.max_steps is {trainer.max_steps}, but TRPO counts collections; set it to -1 and limit the run by "
+            "trainer.max_epochs or data.max_env_steps."
         )
     for name, value in {"num_epochs": data.num_epochs, "num_minibatches": data.num_minibatches}.items():
         if value != 1:
-            raise ValueError(f"data.{name} is {value}; TRPO makes one update per collection, it must be 1.")
+            raise ValueError(f"data.{name} is {value}; it must be 1, because TRPO makes one update per collection.")
     precision = str(trainer.precision)
     if not precision.startswith(("32", "64")):
         raise ValueError(
-            f"trainer.precision is {precision}; 16 bits are too imprecise for a trust region, it must be 32-true or "
-            "64-true."
+            f"trainer.precision is {precision}; it must be 32-true or 64-true, because 16 bits are too imprecise for a "
+            "trust region."
         )
     if shards_parameters(trainer.strategy):
         raise ValueError(
@@ -375,8 +375,8 @@ def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:
     if narrow is not None:
         name = str(narrow).removeprefix("torch.")
         raise ValueError(
-            f"language_model.dtype is {name}; 16 bits are too imprecise for steps inside a trust region, it must be "
-            "float32 if its weights are trained."
+            f"language_model.dtype is {name}; it must be float32 if the model's weights are trained, because 16 bits "
+            "are too imprecise for steps inside a trust region."
         )
     if not actor:
         raise ValueError(

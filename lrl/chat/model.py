@@ -86,7 +86,7 @@ class ChatModel(Protocol):
 
 
 def estimated_tokens(conversation: Sequence[Message]) -> int:
-    """Estimate the number of tokens of a conversation for vocabularies with one token per digit, and rather too high.
+    """Estimate the number of tokens of a conversation, usually too high, for vocabularies with one token per digit.
 
     Each of these counts as one token: up to four ASCII letters, a digit, a space before a digit, a punctuation mark, a
     line break, and each byte of any other character. For prompts of a search the estimate is 1.0 to 1.5 times the

@@ -1,4 +1,4 @@
-"""Groups of options that several commands have, each a dataclass that makes what its options describe."""
+"""Dataclasses of options that several commands share, which create the environment, model or devices described."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def exactly_one(**options: Any) -> None:
     """Raise unless exactly one of several options is given.
 
     Raises:
-        ValueError: If none of them is, or several are.
+        ValueError: If no option or more than one is given.
     """
     given = sum(value not in (None, False) for value in options.values())
     if given != 1:
         *names, last = (f"--{name}" for name in options)
-        raise ValueError(f"{given} of {', '.join(names)} and {last} are given; it must be one of them.")
+        raise ValueError(f"{given} of {', '.join(names)} and {last} are given; give exactly one.")
 
 
 def labelled_number(name: str, text: str) -> tuple[str, float]:
@@ -94,14 +94,14 @@ class EnvOptions:
         return GymnasiumEnvs(self.env_id or "FrozenLake-v1", self.env_kwargs, **settings)
 
     def check_used(self) -> None:
-        """Raise if ``--env_kwargs`` or ``--reset_options`` is given without the environment that it is for.
+        """Raise if ``--env_kwargs`` or ``--reset_options`` is given but no environment is named.
 
         Raises:
-            ValueError: If that is so.
+            ValueError: If one of them is given and no environment is named.
         """
         for name in changed(self, ("env_kwargs", "reset_options")):
             if not self.named:
-                raise ValueError(f"--{name} is given without --env_id; name the environment that it is for.")
+                raise ValueError(f"--{name} is given without --env_id; give --env_id as well.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,8 @@ class PlayedEnvOptions(EnvOptions):
             numbers: number format that the policy was trained with, for ``--env_id``; None takes ``--numbers``.
 
         Raises:
-            ValueError: If both are given, a setting does not exist, or ``--numbers`` is given for a server.
+            ValueError: If ``--env_url`` and ``--env_id`` are both given, a setting does not exist, or ``--numbers`` is
+                given for a server.
         """
         if self.env_url is None:
             return self.gymnasium(numbers)
@@ -136,7 +137,7 @@ class PlayedEnvOptions(EnvOptions):
         """Load the policy of a checkpoint, with the named environment or that of the checkpoint.
 
         Raises:
-            ValueError: If there is no such policy, or an option would be ignored.
+            ValueError: If the checkpoint contains no policy, or an option would be ignored.
         """
         from lrl.evaluation.load import load_policy, saved_numbers
 
@@ -239,7 +240,7 @@ class RetryOptions:
     """Options of policies that write text."""
 
     invalid_retries: int | None = None
-    """Further responses where none holds an action; default: 10 with --api_url or --use_vllm, else 0."""
+    """Most further responses if one has no legal action; default: 10 with --api_url or --use_vllm, else 0."""
     retry_temperature: float | None = None
     """Temperature of the further responses; default: 0.3."""
 
@@ -257,7 +258,7 @@ class ModelOptions:
     choose: bool = False
     """Score the legal actions instead of writing one."""
     response_format: str | None = None
-    """Response format: direct, think_answer or final_answer; default: think_answer, with --choose direct."""
+    """Response format: direct, think_answer or final_answer; default: think_answer, or direct with --choose."""
     num_examples: NonNegativeInt = 0
     """Few-shot turns of the environment's expert."""
     examples_from: str | None = None
@@ -286,16 +287,20 @@ class ModelOptions:
             devices: value of ``--devices``.
 
         Raises:
-            ValueError: If an option does.
+            ValueError: If options contradict each other, or an option would be ignored.
         """
         api_url, retries = self.server.api_url, self.retries.invalid_retries
         temperature = self.retries.retry_temperature
         served = "--use_vllm" if self.use_vllm else "--api_url" if api_url is not None else None
         if served is not None and self.model is None:
             raise ValueError(f"{served} is given without --model; name the model.")
-        counted = served or ("--invalid_retries" if retries else None)  # by this process alone
+        # Requests and retries are counted in this process only, so counts of several devices would be incomplete.
+        counted = served or ("--invalid_retries" if retries else None)
         if counted is not None and devices != "1":
-            raise ValueError(f"--devices is {devices!r}; with {counted} it must be 1.")
+            raise ValueError(
+                f"--devices is {devices!r}; with {counted} it must be 1, because requests and retries are counted per "
+                "process."
+            )
         if temperature is not None and not (retries or (served and retries is None)):
             raise ValueError(
                 f"--retry_temperature is {temperature:g}, but --invalid_retries is {retries or 0}, so that nothing is "

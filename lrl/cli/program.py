@@ -26,7 +26,7 @@ COMMANDS = {
     "plot": "draw a logged metric of runs, with a 95% interval over seeds",
     "compare": "compare runs with baseline runs, paired by seed",
     "run_seeds": "train one experiment on several seeds that follow a rule",
-    "zero_shot": "evaluate an untrained language model in several environments, beside random actions",
+    "zero_shot": "evaluate a pretrained language model that lrl has not trained, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
     "search_table": "search for small policies on the tasks of ProPS, beside its published figures",
     "synthetic_search": "write histories to learn searching from, or compare searchers on held-out functions",

@@ -40,7 +40,9 @@ def zero_shot(
     max_new_tokens: PositiveInt = 64,
     machine: str = "",
 ) -> None:
-    """Evaluate an untrained language model beside random actions: writing its action, reasoning first, and choosing.
+    """Evaluate a pretrained language model that lrl has not trained, and compare it with random actions.
+
+    The model writes an action, reasons and then writes an action, or chooses the most probable legal action.
 
     lrl zero_shot --model smollm2-135m --json assets/results/zero_shot_smollm2.json
 
@@ -57,8 +59,11 @@ def zero_shot(
         episodes: number of episodes, one seed each.
         seed: seed of the first episode.
         num_envs: episodes that are played in parallel; the result does not depend on it.
-        max_new_tokens: maximum number of tokens of a response with reasoning; 12 without.
+        max_new_tokens: maximum number of tokens of a response with reasoning; others have at most 12.
         machine: description of the machine, for the file.
+
+    Raises:
+        ValueError: If a name in ``policies`` is unknown, or the file is not such a report or has other settings.
     """
     from lrl.evaluation.episodes import evaluate_policy
     from lrl.evaluation.report import write_json
@@ -85,7 +90,7 @@ def _read_report(path: Path, settings: dict[str, Any], machine: str) -> dict[str
     """Return the report that is to be extended, or one without rows.
 
     Raises:
-        ValueError: If the file is something else, or was measured with other settings.
+        ValueError: If the file is not a report of `lrl zero_shot`, or was measured with other settings.
     """
     from lrl.cli.run_directory import commit
 
@@ -94,7 +99,7 @@ def _read_report(path: Path, settings: dict[str, Any], machine: str) -> dict[str
         return about | {"environments": [], "settings": settings}
     report = json_format.loads(path.read_text())
     if "environments" not in report:
-        raise ValueError(f"--json is {str(path)!r}, which `lrl zero_shot` did not write.")
+        raise ValueError(f"--json is {str(path)!r}, which is not a report of `lrl zero_shot`; give another file.")
     for name, value in settings.items():
         if (measured := report.setdefault("settings", settings).get(name)) != value:
             raise ValueError(f"--{name} is {value!r}, but {path} was measured with {measured!r}; give another file.")

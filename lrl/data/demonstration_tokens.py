@@ -25,22 +25,25 @@ from lrl.policies.policy import Policy
 from lrl.types import Demonstration, Inputs, TurnBatch
 
 LossOn = Literal["completion", "all"]
-"""Whether training uses only the response, or the prompt as well."""
+"""Whether only the tokens of the response contribute to the loss, or those of the prompt as well."""
 
 _MAX_CACHED_RESPONSES = 50_000
 """Maximum number of cached tokenised responses; a full cache is emptied."""
 
 
 class DemonstrationTokens(ABC):
-    """Abstract sequence of encoded demonstrations; indices are int64 ``(turn,)``."""
+    """Abstract sequence of encoded demonstrations; indices are int64 ``(turn,)``.
+
+    The *target tokens* of a demonstration are those that contribute to the loss.
+    """
 
     @abstractmethod
     def characters(self, indices: np.ndarray) -> np.ndarray:
         """Return the number of characters of each demonstration, including its history, int64 ``(turn,)``."""
 
     @abstractmethod
-    def num_trained(self, indices: np.ndarray) -> int:
-        """Return the total number of trained tokens of demonstrations."""
+    def num_targets(self, indices: np.ndarray) -> int:
+        """Return the total number of target tokens of demonstrations."""
 
     @abstractmethod
     def batch(self, indices: np.ndarray, weight: float | None = None) -> TurnBatch:
@@ -53,7 +56,7 @@ class EncodedTokens(DemonstrationTokens):
     Args:
         demonstrations: demonstrations to encode.
         policy: policy that encodes prompts and responses.
-        loss_on: which tokens are trained.
+        loss_on: which tokens are targets of the loss.
     """
 
     def __init__(self, demonstrations: Sequence[Demonstration], policy: Policy, loss_on: LossOn) -> None:
@@ -65,27 +68,27 @@ class EncodedTokens(DemonstrationTokens):
         """Return the number of characters of each demonstration, int64 ``(turn,)``."""
         return np.array([demonstration.characters for demonstration in self._select(indices)], dtype=np.int64)
 
-    def num_trained(self, indices: np.ndarray) -> int:
-        """Return the total number of trained tokens of demonstrations."""
+    def num_targets(self, indices: np.ndarray) -> int:
+        """Return the total number of target tokens of demonstrations."""
         demonstrations = self._select(indices)
-        trained = self._responses(demonstrations) if self.loss_on == "completion" else self.encode(demonstrations)[1]
-        return sum(map(len, trained))
+        targets = self._responses(demonstrations) if self.loss_on == "completion" else self.encode(demonstrations)[1]
+        return sum(map(len, targets))
 
     def batch(self, indices: np.ndarray, weight: float | None = None) -> TurnBatch:
         """Encode demonstrations as a padded batch."""
         return collate_demonstrations(*self.encode(self._select(indices)), weight)
 
     def encode(self, demonstrations: Sequence[Demonstration]) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the token ids of each prompt, and the token ids that are trained.
+        """Return the token ids of each prompt, and those that are targets of the loss.
 
-        With ``loss_on="all"`` the prompt is only the first token, and all others are trained.
+        With ``loss_on="all"`` the prompt is only the first token, and all others are targets.
         """
         prompts = self._policy.encode_all([(one.observation, one.history) for one in demonstrations])
         responses = self._responses(demonstrations)
         if self.loss_on == "completion":
             return prompts, responses
-        trained = [prompt[1:] + response for prompt, response in zip(prompts, responses, strict=True)]
-        return [prompt[:1] for prompt in prompts], trained
+        targets = [prompt[1:] + response for prompt, response in zip(prompts, responses, strict=True)]
+        return [prompt[:1] for prompt in prompts], targets
 
     def _select(self, indices: np.ndarray) -> list[Demonstration]:
         return [self._demonstrations[index] for index in indices.tolist()]
@@ -117,7 +120,7 @@ class EncodedNativeTurns(DemonstrationTokens):
         """Return zeros, int64 ``(turn,)``, because there are no texts."""
         return np.zeros(len(indices), dtype=np.int64)
 
-    def num_trained(self, indices: np.ndarray) -> int:
+    def num_targets(self, indices: np.ndarray) -> int:
         """Return the number of demonstrations, which have one token each."""
         return len(indices)
 
@@ -125,7 +128,7 @@ class EncodedNativeTurns(DemonstrationTokens):
         """Encode demonstrations as a batch."""
         read = (self._demonstrations[index].native for index in indices.tolist())
         turns = [turn for turn in read if turn is not None]
-        assert len(turns) == len(indices), "the data module asks a source first whether it has native turns"
+        assert len(turns) == len(indices), "DemonstrationsDataModule checks has_native_turns before"
         mask = torch.ones(len(turns), 1, dtype=torch.bool)
         return demonstrations_batch(self._policy.encode_turns(turns), mask, weight)
 
@@ -144,7 +147,7 @@ def collate_demonstrations(
 
     Args:
         prompts: token ids of each prompt.
-        responses: token ids of each response, which are trained.
+        responses: token ids of each response, which are targets of the loss.
         weight: see :func:`demonstrations_batch`.
     """
     device = torch.device("cpu")
@@ -159,8 +162,9 @@ def demonstrations_batch(inputs: Inputs, mask: torch.Tensor, weight: float | Non
     Args:
         inputs: inputs of the policy, each ``(turn, ...)``; for texts ``prompt_ids``, ``prompt_mask`` and
             ``response_ids``.
-        mask: trained tokens, bool ``(turn, token)``.
-        weight: weight of each trained token, stored as its advantage; None uses 1 / number of trained tokens.
+        mask: target tokens, bool ``(turn, token)``.
+        weight: weight of each target token in the loss; None uses 1 / number of target tokens. It is stored in
+            ``advantages``, because supervised and reinforcement learning share :class:`~lrl.types.TurnBatch`.
     """
     advantages = mask * (1 / int(mask.sum()) if weight is None else weight)
     return TurnBatch(
@@ -185,22 +189,22 @@ class CachedTokens(DemonstrationTokens):
 
     Args:
         folder: folder written by :func:`write_tokens`.
-        loss_on: which tokens are trained.
+        loss_on: which tokens are targets of the loss.
     """
 
     def __init__(self, folder: Path, loss_on: LossOn) -> None:
         dtype, starts = json.loads((folder / "about.json").read_text())["dtype"], np.load(folder / "starts.npy")
         self._ids = np.asarray(np.memmap(folder / "ids.bin", dtype=dtype, mode="r"))  # a plain array indexes faster
         self._characters = np.load(folder / "characters.npy")
-        first_trained = starts[:-1] + (1 if loss_on == "all" else np.load(folder / "prompts.npy"))
-        self._bounds = np.stack([starts[:-1], first_trained, starts[1:]])
+        first_target = starts[:-1] + (1 if loss_on == "all" else np.load(folder / "prompts.npy"))
+        self._bounds = np.stack([starts[:-1], first_target, starts[1:]])
 
     def characters(self, indices: np.ndarray) -> np.ndarray:
         """Return the number of characters of each demonstration, int64 ``(turn,)``."""
         return self._characters[indices]
 
-    def num_trained(self, indices: np.ndarray) -> int:
-        """Return the total number of trained tokens of demonstrations."""
+    def num_targets(self, indices: np.ndarray) -> int:
+        """Return the total number of target tokens of demonstrations."""
         _, first, end = self._bounds[:, indices]
         return int((end - first).sum())
 
@@ -229,10 +233,10 @@ def cached_tokens(
         folder: folder of the files of all data sets.
         demonstrations: demonstrations to encode.
         policy: policy with a language model, which encodes prompts and responses.
-        loss_on: which tokens are trained; the files do not depend on it.
+        loss_on: which tokens are targets of the loss; the files do not depend on it.
 
     Raises:
-        ValueError: If the folder cannot be written.
+        ValueError: If the folder cannot be created, read or written.
     """
     encoder = EncodedTokens(demonstrations, policy, "completion")
     root = Path(folder).expanduser()
@@ -292,7 +296,8 @@ def _key(demonstrations: Sequence[Demonstration], policy: Policy, encoder: Encod
 def _settings(value: Any) -> str:
     """Return the class and the attributes of an object as a text that is the same in every process.
 
-    It is needed because a small change of a range or a mean may not change the ids of any probe.
+    Settings are hashed in addition to the ids of probes, because a small change of a range or a mean may leave these
+    ids unchanged.
     """
     if isinstance(value, np.ndarray):
         return repr((value.dtype.str, value.shape, value.tolist()))

@@ -99,9 +99,9 @@ class DemonstrationsDataModule(RunDataModule):
         """
         name = type(policy).__name__
         if not policy.demonstration_losses:
-            raise ValueError(f"model.policy is a {name}, which demonstrations cannot train.")
+            raise ValueError(f"model.policy is a {name}, which cannot learn from demonstrations; use another policy.")
         if self.loss_on not in policy.demonstration_losses:
-            raise ValueError(f"data.loss_on is 'all', which a {name} cannot train; it must be completion.")
+            raise ValueError(f"data.loss_on is 'all', which a {name} does not support; it must be completion.")
         if policy.response_format is None:
             self._check_native(name)
         self._policy, self._tokens = policy, None
@@ -112,7 +112,7 @@ class DemonstrationsDataModule(RunDataModule):
             if not source.has_native_turns:
                 raise ValueError(
                     f"model.policy is a {policy}, which learns from native observations and actions, but "
-                    f"{type(source).__name__} hold texts; all demonstrations must be MinariDemonstrations or "
+                    f"{type(source).__name__} contain texts; all demonstrations must be MinariDemonstrations or "
                     "JsonlDemonstrations."
                 )
         if self.token_cache is not None:
@@ -168,8 +168,8 @@ class DemonstrationsDataModule(RunDataModule):
             yield self.tokens.batch(np.arange(start, min(start + size, count)))
 
     def num_tokens(self, epoch: int, index: int) -> int:
-        """Return the number of trained tokens of a batch over all ranks; a native action is one."""
-        return self.tokens.num_trained(self._indices_of(epoch, index))
+        """Return the number of target tokens of a batch over all ranks; a native action is one."""
+        return self.tokens.num_targets(self._indices_of(epoch, index))
 
     @property
     def _accumulate(self) -> int:

@@ -42,7 +42,8 @@ class JsonlFile:
     Args:
         path: path of the file.
         key: configuration key of the object that reads the file, for error messages.
-        num_lines: number of non-empty lines to use; None uses all. A larger number adds to the same lines.
+        num_lines: number of non-empty lines to use; None uses all. A larger number selects the same lines and further
+            ones.
         seed: seed of the selection.
 
     Raises:
@@ -101,7 +102,8 @@ class JsonlFile:
         Args:
             codec: codec of the environment.
             space: native action space.
-            parse: parses the object of a line; it raises ``LookupError`` for texts that the environment does not write.
+            parse: parses the object of a line; it raises ``LookupError`` for texts that are not in the
+                environment's format.
             keys: keys that a line may have instead of ``action``.
 
         Raises:
@@ -133,7 +135,7 @@ class JsonlFile:
         try:
             yield
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.path}, line {number}: it must be a JSON object, {error}.") from error
+            raise ValueError(f"{self.path}, line {number}: it is not a valid JSON object ({error}).") from error
         except LookupError as error:
             raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
 
@@ -165,11 +167,12 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
         space: native observation space.
 
     Returns:
-        The text, with tags if the environment writes them, and the native observation. If the codec cannot parse
+        The text, with tags if the environment's format has them, and the native observation. If the codec cannot parse
         observations, the text is that of the file and the observation is None.
 
     Raises:
-        LookupError: If there is no such text, or the environment does not write it.
+        LookupError: If the line has no ``observation``, or its value is not a string or not in the environment's
+            format.
     """
     given = text_of(record, "observation")
     bare = _OBSERVATION_TAGS.sub("", given)
@@ -177,7 +180,7 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
     try:
         observation = _parse(codec.text_to_observation, codec.plain_observation, bare)
     except ValueError as error:
-        raise LookupError(f"observation is {given!r}, which the environment does not write: {error}") from error
+        raise LookupError(f"observation is {given!r}, which is not in the environment's format: {error}") from error
     if observation is None:
         return text, None
     written = codec.observation_to_text(observation)
@@ -197,7 +200,7 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
         keys: keys that the line may have instead of ``action``, for the error message.
 
     Raises:
-        LookupError: If there is no such text, or it is not a legal action.
+        LookupError: If the line has none of these keys, or the value is not a string or not a legal action.
     """
     text = text_of(record, "action", *keys)
     try:
@@ -239,22 +242,26 @@ def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
         value: value that was read, before it is clipped.
 
     Raises:
-        LookupError: If the text contains only such integers, and some are out of bounds.
+        LookupError: If the text contains only integers from 0 to 999, and some are outside the space.
     """
     _, clipped = clip_to_space(space, value)
     if clipped and all(_BIN.fullmatch(number) for number in NUMBER.findall(text)):
         raise LookupError(
-            f"{key} is {text!r}, integers out of the bounds of the {key} space; if they stand for values from 0, the "
-            "lowest, to 999, the highest, env.numbers.kind must be integers"
+            f"{key} is {text!r}, whose integers are outside the {key} space; if 0 encodes the lower bound and 999 the "
+            "upper bound, set env.numbers.kind to integers"
         )
 
 
 def text_of(record: dict[str, Any], *keys: str) -> str:
-    """Return the text under the first of ``keys`` that a line has; raise ``LookupError`` if it has none."""
+    """Return the text under the first of ``keys`` that a line has.
+
+    Raises:
+        LookupError: If the line has none of these keys, or the value is not a string.
+    """
     for key in keys:
         if key in record:
             if not isinstance(record[key], str):
-                raise LookupError(f"{key} is {record[key]!r}; it must be a text")
+                raise LookupError(f"{key} is {record[key]!r}; it must be a string")
             return record[key]
     raise LookupError(f"it has no {' or '.join(keys)}; it has {', '.join(record) or 'nothing'}")
 
@@ -271,13 +278,13 @@ class JsonlDemonstrations(Demonstrations):
     ``prompt``, whose text is not changed. It has an ``action``, which is written in the policy's format with an
     optional ``reasoning``, or a ``response``, whose text is not changed. ``<observation>`` and ``<action>`` tags are
     optional, and an action that is a word may be given by its index in the action space, so that the files of the
-    original experiment, ``{"observation": ..., "action": ...}``, can be read. A policy that acts natively can learn
-    from lines whose observations are numbers. Prompts have no history, since lines do not state to which episode they
-    belong. All lines are checked at the start and read on demand.
+    original experiment (see the README), ``{"observation": ..., "action": ...}``, can be read. A policy that acts
+    natively can learn from lines whose observations are numbers. Prompts have no history, since lines do not state to
+    which episode they belong. All lines are checked at the start and read on demand.
 
     Args:
         path: path of the file.
-        num_rows: number of lines to use; null uses all. A larger number adds to the same lines.
+        num_rows: number of lines to use; null uses all. A larger number selects the same lines and further ones.
         seed: seed of the selection.
     """
 
@@ -296,12 +303,12 @@ class JsonlDemonstrations(Demonstrations):
         """Check that the training demonstrations are not read from the same file.
 
         Raises:
-            ValueError: If they are.
+            ValueError: If both read the same file.
         """
         for source in training.sources:
             if isinstance(source, JsonlDemonstrations) and Path(source.path).resolve() == Path(self.path).resolve():
                 raise ValueError(
-                    f"data.validation_demonstrations.path is {self.path!r}, which data.demonstrations read as well; it "
+                    f"data.validation_demonstrations.path is {self.path!r}, which data.demonstrations also reads; it "
                     "must be another file."
                 )
 
@@ -309,10 +316,10 @@ class JsonlDemonstrations(Demonstrations):
         """Return one demonstration per selected line as a lazy sequence, native if the policy acts natively.
 
         Raises:
-            ValueError: If the file is missing, empty or too small, a line is not such an object, or it has an
-                observation or action that is not of the environment.
+            ValueError: If the file is missing, empty or too small, a line is not a JSON object with these keys, or an
+                observation or action does not fit the environment.
         """
-        assert self._spaces is not None, "validate() comes first"
+        assert self._spaces is not None, "validate() must be called before"
         file = JsonlFile(self.path, "demonstrations", self.num_rows, self.seed)
         turns = JsonlTurns(file, codec, policy, self._spaces)
         file.check(codec, self._spaces[1], turns.parse, "response")
@@ -384,7 +391,7 @@ class JsonlTurns(LazyDemonstrations):
 
 
 def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool = False) -> int:
-    """Convert a Minari data set to a file in the format of the original experiment.
+    """Convert a Minari data set to a file in the format of the original experiment (see the README).
 
     A line is ``{"observation": "<observation>..</observation>", "action": "<action>..</action>"}``. Steps at which a
     random action was inserted during collection are omitted. :class:`JsonlDemonstrations` reads the file.
@@ -393,14 +400,15 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
         dataset_id: Minari's name of the data set.
         env: the environment of the data set, whose codec writes the texts.
         path: path of the file; missing folders are created, and an existing file is replaced atomically.
-        digits: whether to write an action that is a word as its index in the action space, as in the original.
+        digits: whether to write an action that is a word as its index in the action space, as in the original
+            experiment.
 
     Returns:
         The number of lines.
 
     Raises:
-        ValueError: If the data set is missing, empty, damaged or of another environment, or was collected with an
-            advisor; or ``digits`` is true and actions are not words.
+        ValueError: If the data set is missing, empty, damaged or of another environment; if it was collected with an
+            advisor (``lrl collect --advisor``); or if ``digits`` is true and actions are not words.
         OSError: If the file cannot be written.
     """
     if digits and env.codec.action_texts is None:

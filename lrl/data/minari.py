@@ -190,7 +190,7 @@ class EpisodeSelection:
     validation_share: float = 0.1
     """Fraction of episodes in the validation split, at least one of two or more."""
     num_episodes: int | None = None
-    """Number of episodes of the split; None selects all. A larger number adds to the same episodes."""
+    """Number of episodes of the split; None selects all. A larger number selects the same episodes and further ones."""
     num_rows: int | None = None
     """Number of steps of the split, of whole episodes except the last; None selects all."""
     min_return: float | None = None
@@ -269,7 +269,8 @@ class MinariDemonstrations(Demonstrations):
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
         split: ``train`` and ``validation`` have no episode in common; ``all`` uses both.
         validation_share: fraction of episodes in the validation split, at least one of two or more.
-        num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
+        num_episodes: number of episodes of the split to use; null uses all. A larger number selects the same episodes
+            and further ones.
         num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
         min_return: lowest undiscounted return of the episodes to use; null uses all.
         reasoning: templates of the text before the action, for response formats with reasoning; see

@@ -25,9 +25,9 @@ class RolloutDataModule(RunDataModule):
 
     Args:
         env: training environment.
-        num_groups: number of groups of episodes per collection, over all ranks.
+        num_groups: number of groups of episodes per collection, over all ranks; set either this or ``num_envs``.
         group_size: number of episodes per group, which start from the same state.
-        num_envs: number of environments over all ranks, instead of groups.
+        num_envs: number of environments over all ranks; set either this or ``num_groups``.
         num_steps: number of turns per environment and collection, after which episodes continue in the next collection;
             null plays one whole episode per environment.
         num_epochs: number of passes over each collection.
@@ -60,11 +60,17 @@ class RolloutDataModule(RunDataModule):
         check_arguments(RolloutDataModule.__init__, locals(), "data")
         super().__init__(env, validation, seed, "env_steps", "episodes", "tokens")
         if (num_groups is None) == (num_envs is None):
-            raise ValueError(f"data.num_groups is {num_groups}, num_envs {num_envs}; one of them must be set.")
+            raise ValueError(f"data.num_groups is {num_groups}, num_envs {num_envs}; exactly one must be set.")
         if num_envs is not None and group_size > 1:
-            raise ValueError(f"data.group_size is {group_size}, but data.num_envs is set; it must be num_groups.")
+            raise ValueError(
+                f"data.group_size is {group_size}, which needs data.num_groups, but data.num_envs is set; set "
+                "data.num_groups instead of data.num_envs."
+            )
         if num_envs is not None and share_noise:
-            raise ValueError("data.share_noise is true, but data.num_envs is set; it must be num_groups.")
+            raise ValueError(
+                "data.share_noise is true, which needs data.num_groups, but data.num_envs is set; set data.num_groups "
+                "instead of data.num_envs."
+            )
         if num_steps is not None and num_envs is None:
             raise ValueError(f"data.num_steps is {num_steps}, but data.num_groups is set; groups play whole episodes.")
         self.num_groups: int = num_groups or num_envs or 0
@@ -96,8 +102,8 @@ class RolloutDataModule(RunDataModule):
         return self.num_epochs * self.num_minibatches
 
     @property
-    def filled(self) -> bool:
-        """Return whether some minibatches of the collection have not been trained on."""
+    def has_untrained_minibatches(self) -> bool:
+        """True if minibatches of the collection remain to be trained on."""
         return self._batch is not None and self.trained_minibatches < self.minibatches_per_collection
 
     def fill(self, collection: int, rollout: Rollout, batch: TurnBatch) -> None:
@@ -121,7 +127,7 @@ class RolloutDataModule(RunDataModule):
         self.trained_minibatches += 1
 
     def track_episodes(self, state: Callable[[int], dict[str, Any]]) -> dict[str, Any] | None:
-        """Let checkpoints hold the state of episodes that continue in the next collection.
+        """Include the state of unfinished episodes, which continue in the next collection, in checkpoints.
 
         Args:
             state: returns the state of these episodes after a collection, given its index.
@@ -136,6 +142,9 @@ class RolloutDataModule(RunDataModule):
         """Return minibatch ``index`` of the collection, which belongs to pass ``index // num_minibatches``.
 
         Turns with the same prompt are kept together, so that the update can compute the prompt once.
+
+        Raises:
+            ValueError: If no collection is stored, because the module does not collect.
         """
         if self._batch is None:
             raise ValueError(
@@ -158,7 +167,8 @@ class RolloutDataModule(RunDataModule):
         """
         assert self._batch is not None
         count = min(max(int(share * len(self._batch)), fewest), most, -(-len(self._batch) // self.num_minibatches))
-        chosen = self._order(self._batch, self.num_epochs)[:count]  # the order of a pass that is not used in training
+        # Passes are numbered from 0, so pass num_epochs is never trained on, and its order is independent of theirs.
+        chosen = self._order(self._batch, self.num_epochs)[:count]
         return self._batch[chosen.to(self._batch.response_mask.device)]
 
     def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
@@ -202,11 +212,11 @@ class RolloutDataModule(RunDataModule):
 
     @property
     def spent(self) -> bool:
-        """Return whether ``max_env_steps`` is reached."""
+        """True if ``max_env_steps`` is reached."""
         return self.max_env_steps is not None and self.clocks["env_steps"] >= self.max_env_steps
 
     def tick(self, env_steps: float, episodes: float, tokens: float) -> None:
-        """Advance the clocks by the size of one collection, over all ranks."""
+        """Advance the clocks (env steps, episodes and tokens) by the size of one collection, over all ranks."""
         self.advance(env_steps=env_steps, episodes=episodes, tokens=tokens)
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,7 +226,7 @@ class RolloutDataModule(RunDataModule):
             state_after = self._running_episodes
             running = self._restored_episodes if state_after is None else state_after(self.collection)
             state["running_episodes"] = all_gather_objects(running)
-        if self.filled:
+        if self.has_untrained_minibatches:
             assert self._batch is not None
             state["batches"] = all_gather_objects(self._batch.fields())
             state["trained_minibatches"] = self.trained_minibatches
@@ -226,7 +236,7 @@ class RolloutDataModule(RunDataModule):
         """Restore the result of :meth:`state_dict`.
 
         Raises:
-            ValueError: If the checkpoint was written within a collection by another number of ranks.
+            ValueError: If the checkpoint was written within a collection with a different number of ranks.
         """
         super().load_state_dict(state_dict)
         self.collection = state_dict["collection"]

@@ -39,7 +39,8 @@ class MinariRows(EnvRows):
         split: ``train`` and ``validation`` have no episode in common; ``all`` uses both. Demonstrations with the same
             settings use the same episodes.
         validation_share: fraction of episodes in the validation split, at least one of two or more.
-        num_episodes: number of episodes of the split to use; null uses all. A larger number adds to the same episodes.
+        num_episodes: number of episodes of the split to use; null uses all. A larger number selects the same episodes
+            and further ones.
         num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
         min_return: lowest undiscounted return of the episodes to use; null uses all.
         shuffle_actions: whether each row has the action of another one, which a reward then compares responses with: a
@@ -195,7 +196,7 @@ class JsonlRows(EnvRows):
     Args:
         path: path of the file.
         env: the environment of the observations, whose codec parses and writes the texts.
-        num_rows: number of lines to use; null uses all. A larger number adds to the same lines.
+        num_rows: number of lines to use; null uses all. A larger number selects the same lines and further ones.
         seed: seed of the selection.
     """
 
@@ -207,8 +208,8 @@ class JsonlRows(EnvRows):
         """Return the selected lines as a lazy sequence, in the order of the file.
 
         Raises:
-            ValueError: If the file is missing, empty or too small, or a selected line is not such an object or has an
-                observation or action that is not of the environment.
+            ValueError: If the file is missing, empty or too small, or a selected line is not a JSON object with these
+                keys, or an observation or action does not fit the environment.
         """
         file = JsonlFile(self.path, "env.rows", self.num_rows, self.seed)
         rows = JsonlRowSequence(file, self.codec, self.spaces)
@@ -247,7 +248,7 @@ class JsonlRowSequence(Sequence[Row]):
         """Return the row of a line's object.
 
         Raises:
-            LookupError: If it has no observation or action, or one that is not of the environment.
+            LookupError: If the line has no observation or action, or one that does not fit the environment.
         """
         observations, actions = self._spaces
         text, observation = parse_observation(self._codec, record, observations)

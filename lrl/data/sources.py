@@ -40,7 +40,10 @@ class Demonstrations(ABC):
         return (self,)
 
     def prepare_data(self) -> None:  # noqa: B027 (most sources have nothing to download)
-        """Download the data set if needed. Called once per machine, before all else; :meth:`load` reports failures."""
+        """Download the data set if needed. Called once per machine, before all other methods.
+
+        Failures are reported by :meth:`load`.
+        """
 
     def validate(self, env: EnvFactory) -> None:  # noqa: B027 (most sources have nothing to compare)
         """Check that the demonstrations fit an environment. Called before :meth:`load`.
@@ -49,11 +52,11 @@ class Demonstrations(ABC):
             ValueError: If observations or actions do not fit the environment.
         """
 
-    def check_held_out(self, training: Demonstrations) -> None:  # noqa: B027 (most sources cannot tell)
+    def check_held_out(self, training: Demonstrations) -> None:  # noqa: B027 (most sources have no check)
         """Check that none of these held-out demonstrations are training demonstrations. Called at loading.
 
         Raises:
-            ValueError: If some of them are.
+            ValueError: If a demonstration is also a training demonstration.
         """
 
     @abstractmethod
@@ -95,7 +98,10 @@ class LazyDemonstrations(Sequence[Demonstration]):
 
     @abstractmethod
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Return a permutation of all indices, int64 ``(turn,)``, that reads each stored episode once per epoch."""
+        """Return all indices in a shuffled order, int64 ``(turn,)``.
+
+        The turns of an episode are close together, so that each stored episode is read once per epoch.
+        """
 
 
 class Reasoning:
@@ -173,7 +179,7 @@ class ConcatDemonstrations(Demonstrations):
         sources: the sources.
 
     Raises:
-        ValueError: If the list is empty.
+        ValueError: If ``sources`` is empty.
     """
 
     def __init__(self, sources: list[Demonstrations]) -> None:
@@ -185,7 +191,7 @@ class ConcatDemonstrations(Demonstrations):
 
     @property
     def sources(self) -> Sequence[Demonstrations]:
-        """All sources, in which a source that combines several is replaced by them."""
+        """All sources, with nested ``ConcatDemonstrations`` replaced by their parts."""
         return [part for source in self._sources for part in source.sources]
 
     def prepare_data(self) -> None:
@@ -264,11 +270,11 @@ _MIRRORED_ACTIONS = {0: 1, 1: 0}
 class Augmentation(ABC, Generic[ObsType, ActType]):
     """Abstract transformation of whole episodes under which the demonstrated actions stay (nearly) correct."""
 
-    def connect(self, action_space: gym.Space) -> None:  # noqa: B027 (a symmetry knows its environment)
+    def connect(self, action_space: gym.Space) -> None:  # noqa: B027 (a symmetry is written for one environment)
         """Set the action space of the data set. Called before :meth:`augment`.
 
         Raises:
-            ValueError: If the actions cannot be transformed.
+            ValueError: If the augmentation does not support this action space.
         """
 
     @abstractmethod
@@ -277,7 +283,8 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
     ) -> tuple[list[ObsType], list[ActType]]:
         """Return the native observations and actions of one episode after a random transformation.
 
-        There may be more actions than observations; the additional ones at the end are advised actions.
+        There may be more actions than observations; the additional ones at the end are actions that an advisor or the
+        policy itself would have chosen at steps at which another action was taken.
         """
 
 
@@ -320,8 +327,9 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
 
     The expected loss on actions with noise is the cross-entropy with a Gaussian around the demonstrated number, which
     assigns probability to neighbouring numbers (HL-Gauss, arXiv:2403.03950). Numbers outside the action space are
-    clipped to it, so a number at a bound keeps half of its probability. Noise differs between copies and is the same in
-    every pass. It is of no use for a policy that acts natively, which has its own standard deviation.
+    clipped to it, so half of the samples for a number exactly at a bound stay at that bound. Noise differs between
+    copies and is the same in every pass. It is of no use for a policy that acts natively, which has its own
+    standard deviation.
 
     Args:
         actions: standard deviation of the noise, in the unit of the actions.
@@ -351,7 +359,7 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
         self, observations: Sequence[np.ndarray], actions: Sequence[np.ndarray], rng: np.random.Generator
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return unchanged observations, and actions with noise."""
-        assert self._space is not None, "connect() comes first"
+        assert self._space is not None, "connect() must be called before"
         low, high = self._space.low, self._space.high
         changed = (action + self.actions * rng.standard_normal(low.shape) for action in actions)
         return list(observations), [np.clip(action, low, high).astype(self._space.dtype) for action in changed]

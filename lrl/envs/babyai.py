@@ -218,7 +218,10 @@ Split = Literal["train", "test"]
 """Whether missions name no object of :data:`HELD_OUT` (train) or only such objects (test)."""
 
 HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
-"""Colours and types that no mission of a training level names. Such objects are present in all levels."""
+"""Combinations of colour and type that missions of training levels do not name.
+
+Objects with these combinations (but no such doors) still appear in training levels, as distractors.
+"""
 
 _DOOR_COLORS: dict[str, list[str]] = {"train": ["yellow", "green", "blue", "purple"], "test": ["red", "grey"]}
 _OBJECT_CLASSES = {"key": Key, "ball": Ball, "box": Box}
@@ -322,7 +325,8 @@ class LocalLevel(RoomGridLevel):
     def _gen_grid(self, width: int, height: int) -> None:
         """Sample the task, then rooms until the mission is valid.
 
-        It is not, for example, if objects to be put together already are. MiniGrid's own loop prints each attempt.
+        A mission is invalid, for example, if two objects that must be put next to each other already are. This loop
+        replaces MiniGrid's, which prints a line for each attempt.
         """
         self.task = self._rand_elem(self.tasks)
         if len(self.distractors) > 1:
@@ -374,7 +378,8 @@ class LocalLevel(RoomGridLevel):
         room = 1 - locked_room
         _, (x, y) = self.add_door(locked_room, 0, 2 * locked_room, color, locked=True)
         door = int(y) * size + int(x) - room * (size - 1)
-        # MiniGrid, and thus the original, keeps objects away from the agent's initial cell before it is placed.
+        # When MiniGrid (and so the original) samples objects, the agent is still at its initial cell, the centre of the
+        # right room; objects are not placed on or next to that cell.
         avoided = size // 2 * (size + 1) if room else None
         agent, self.agent_dir, cells = place_agent_last(self.np_random, size, self.num_distractors + 1, door, avoided)
         self._put_objects(room, agent, cells, [(color, "key"), *self._sample_objects(self.num_distractors)])

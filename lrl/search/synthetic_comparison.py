@@ -65,9 +65,11 @@ def compare_searchers(
         on_function: function that is called with the index of each finished function.
 
     Returns:
-        For each name the mean exact value of the chosen proposal with its 95% interval over functions, the values of
-        all functions, and the mean difference from random search on the same functions with its interval; and the same
-        figures without the values for each of :data:`GROUPS` with at least two functions, unless it contains all.
+        A dictionary per name with the mean exact value of the chosen proposal, ``value``, its 95% interval over
+        functions, and the ``values`` of all functions. If ``random_search`` is given, it also contains the mean
+        difference from random search on the same functions, ``gain``, its interval, and the share of functions with a
+        positive difference, ``better_share``. The same figures, without ``values``, follow for each of :data:`GROUPS`
+        that contains at least two but not all of the functions.
     """
     finals: dict[str, list[float]] = {name: [] for name in searchers}
     kinds: list[str] = []
@@ -115,13 +117,13 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
         reports: results of ``lrl synthetic_search --json`` by name.
 
     Raises:
-        ValueError: If a report is not such a result.
+        ValueError: If a report has no key ``searchers``.
     """
     heads = ["searcher", "functions", "proposals", "exact value", "gain on random search", "better on"]
     rows = []
     for name, report in reports.items():
         if "searchers" not in report:
-            raise ValueError(f"{name!r} holds no searchers of `lrl synthetic_search`.")
+            raise ValueError(f"{name!r} is not a report of `lrl synthetic_search`: it has no key 'searchers'.")
         for group, title in _GROUPS.items():
             for searcher, whole in report["searchers"].items():
                 figures = whole if group == "all" else whole.get(group)

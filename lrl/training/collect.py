@@ -52,7 +52,7 @@ class VectorEnvRollouts(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
         """End a resumed run at once if its budget of environment steps is spent, and no collection is left to train."""
         data, loop = rollout_data(trainer), trainer.fit_loop
-        unfinished = data is not None and data.filled and data.collection == trainer.current_epoch
+        unfinished = data is not None and data.has_untrained_minibatches and data.collection == trainer.current_epoch
         if not (unfinished or loop.restarted_mid_epoch):
             self.on_train_epoch_end(trainer, pl_module)
 
@@ -61,7 +61,7 @@ class VectorEnvRollouts(L.Callback):
         data = rollout_data(trainer)
         if data is None:
             return
-        if not (data.filled and data.collection == trainer.current_epoch):
+        if not (data.has_untrained_minibatches and data.collection == trainer.current_epoch):
             self._collect(trainer, pl_module, data)
         epochs, each = trainer.max_epochs or -1, trainer.check_val_every_n_epoch
         if data.spent and each is not None and (epochs < 0 or each <= epochs):

@@ -61,7 +61,7 @@ def test_demonstrations_are_learned_by_the_cross_entropy_over_candidates(folder,
 @pytest.mark.parametrize(
     ("response", "loss_on", "named"),
     [
-        ("UP", "all", "data.loss_on is 'all', which a ScoringPolicy cannot train; it must be completion"),
+        ("UP", "all", "data.loss_on is 'all', which a ScoringPolicy does not support; it must be completion"),
         ("<answer>UP</answer>", "completion", "response '<answer>UP</answer>', which a ScoringPolicy cannot choose"),
     ],
 )

@@ -311,8 +311,8 @@ def test_whitening_of_a_trained_trunk_uses_the_states_of_its_start(folder, tmp_p
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"source": ExpertDemonstrations(ExpertQRows())}, "a MLPPolicy, which learns from native .* hold texts"),
-        ({"loss_on": "all"}, "data.loss_on is 'all', which a MLPPolicy cannot train; it must be completion"),
+        ({"source": ExpertDemonstrations(ExpertQRows())}, "a MLPPolicy, which learns from native .* contain texts"),
+        ({"loss_on": "all"}, "data.loss_on is 'all', which a MLPPolicy does not support; it must be completion"),
         ({"token_cache": "tokens"}, "data.token_cache is .tokens., but a MLPPolicy learns from native actions"),
     ],
 )

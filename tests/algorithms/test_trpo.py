@@ -451,8 +451,8 @@ def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
     mlp = lambda **changes: TRPOModule(MLPPolicy((4,), init_seed=0, **changes))  # noqa: E731
     text = lambda **changes: TRPOModule(text_policy(folder, value_head=ValueHeadConfig(), **changes))  # noqa: E731
     for module, data, settings, complaint in (
-        (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; TRPO makes one update per collection"),
-        (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; TRPO makes one update per collection"),
+        (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; it must be 1, because TRPO makes one update"),
+        (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; it must be 1, because TRPO makes one update"),
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
         (mlp(shared_value_network=True), {}, {}, "whose critic shares all of its weights"),
         (text(attention="flash_attention_2"), {}, {}, "attention is flash_attention_2, which has no second derivative"),
@@ -470,7 +470,7 @@ def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
 def test_weights_in_16_bits_raise(folder, tmp_path):
     policy = text_policy(folder, value_head=ValueHeadConfig(), dtype="bfloat16")
     with pytest.raises(
-        ValueError, match="language_model.dtype is bfloat16; 16 bits are too imprecise for steps inside a trust"
+        ValueError, match="language_model.dtype is bfloat16; it must be float32 if the model's weights are trained"
     ):
         run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
 
@@ -483,7 +483,7 @@ def test_a_critic_with_an_adapter_raises(folder, tmp_path):
 
 
 def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
-    with pytest.raises(ValueError, match="trainer.max_steps is 2; TRPO counts collections"):
+    with pytest.raises(ValueError, match="trainer.max_steps is 2, but TRPO counts collections"):
         run(TRPOModule(MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)
 
 

@@ -41,4 +41,4 @@ def test_a_file_holds_one_model_with_one_setting(tmp_path, capsys):
     file.write_text("{}")
     with pytest.raises(SystemExit):
         main("lrl zero_shot", [*args, "2"])
-    assert "which `lrl zero_shot` did not write" in capsys.readouterr().err
+    assert "which is not a report of `lrl zero_shot`" in capsys.readouterr().err

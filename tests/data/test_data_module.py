@@ -157,10 +157,10 @@ def demonstrated(path, policy, env=None, **settings):
         ('{"observation": 1, "action": "LEFT"}', "line 1: observation is 1"),
         ('{"observation": "x", "action": "LEFT"}\n{"observation": "x", "action": "JUMP"}', "line 2: .*JUMP"),
         ('{"observation": "x", "action": "<action>4</action>"}', "line 1: action is '<action>4</action>'"),
-        ('{"observation": "x", "action": "LEFT"}\n\n{', "line 3: it must be a JSON object"),
-        ("[1]", "line 1: it must be a JSON object"),
-        ("1", "line 1: it must be a JSON object"),
-        ("\udcff", "line 1: it must be a JSON object"),
+        ('{"observation": "x", "action": "LEFT"}\n\n{', "line 3: it is not a valid JSON object"),
+        ("[1]", "line 1: it is not a valid JSON object"),
+        ("1", "line 1: it is not a valid JSON object"),
+        ("\udcff", "line 1: it is not a valid JSON object"),
     ],
 )
 def test_a_malformed_file_raises_one_sentence(tmp_path, policy, text, complaint):
@@ -215,7 +215,7 @@ def test_numbers_are_shown_as_the_environment_writes_them(tmp_path, policy, text
     [
         ("0.1 0.2 -0.3 1.0", "there must be 4 numbers separated by commas"),
         ("0.1,0.2,-0.3", "there must be 4 numbers separated by commas"),
-        ("500,600,700,800", "integers out of the bounds of the observation space"),
+        ("500,600,700,800", "integers are outside the observation space"),
     ],
 )
 def test_numbers_that_the_environment_does_not_write_are_an_error(tmp_path, policy, observation, complaint):
@@ -261,7 +261,7 @@ def test_integers_that_were_read_as_decimals_are_an_error(tmp_path, policy):
     path.write_text(json.dumps({"observation": "0.1,0.2,0.3", "action": "<action>500</action>"}))
     source = JsonlDemonstrations(str(path))
     source.validate(env)
-    with pytest.raises(ValueError, match="line 1: action is '<action>500</action>', integers out of the bounds"):
+    with pytest.raises(ValueError, match="line 1: action is '<action>500</action>', whose integers are outside"):
         source.load(env.codec, policy)
     path.write_text(json.dumps({"observation": "0.1,0.2,0.3", "action": "<action>2</action>"}))
     assert "<action>2.000</action>" in source.load(env.codec, policy)[0].response

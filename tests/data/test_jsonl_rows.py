@@ -130,14 +130,17 @@ def test_an_action_out_of_bounds_is_clipped_as_in_the_environment(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({"action": "<action>500</action>"}, "action is '<action>500</action>', integers out of the bounds of the act"),
-        ({"action": "3"}, "action is '3', integers out of the bounds of the action space"),
+        (
+            {"action": "<action>500</action>"},
+            "action is '<action>500</action>', whose integers are outside the action space",
+        ),
+        ({"action": "3"}, "action is '3', whose integers are outside the action space"),
         ({"observation": "<observation>12,503,999</observation>"}, "observation is '<observation>12,503,999</observat"),
-        ({"observation": "0,2,0"}, "observation is '0,2,0', integers out of the bounds of the observation space"),
+        ({"observation": "0,2,0"}, "observation is '0,2,0', whose integers are outside the observation space"),
     ],
 )
 def test_integers_that_were_read_as_decimals_are_an_error_and_not_clipped(tmp_path, line, said):
-    with pytest.raises(ValueError, match=f"line 1: {said}.* env.numbers.kind must be integers"):
+    with pytest.raises(ValueError, match=f"line 1: {said}.* set env.numbers.kind to integers"):
         rows_of(tmp_path, ORIGINAL | line)
     inside = ORIGINAL | {"observation": "0,1,8", "action": "<action>-3</action>"}
     assert rows_of(tmp_path, inside)[0].action.tolist() == [-2], "no integer from 0 to 999"
@@ -187,7 +190,7 @@ def test_observations_with_names_are_read_as_numbers(tmp_path):
     (row,) = rows_of(tmp_path, {"observation": text, "action": "left"}, env=named)
     assert row.observation == text and row.native_observation.tolist() == pytest.approx([0.1, 0, 0, -0.5])
     line = {"observation": "cart position 0.1", "action": "left"}
-    with pytest.raises(ValueError, match="line 1: observation is 'cart position 0.1', which the environment does not"):
+    with pytest.raises(ValueError, match="line 1: observation is 'cart position 0.1', which is not in the env"):
         rows_of(tmp_path, line, env=named)
 
 
@@ -222,16 +225,16 @@ def test_lines_are_selected_by_a_seed_and_read_when_they_are_shown(tmp_path):
     [
         (
             ORIGINAL | {"observation": "<observation>0.1 -1.0 3.5</observation>"},
-            "observation is '<obs.* does not write",
+            "observation is '<obs.* not in the environment's format",
         ),
         (ORIGINAL | {"observation": "<observation>1,2</observation>"}, "there must be 3 numbers separated by commas"),
         (ORIGINAL | {"action": "<action>1,2</action>"}, "action is '<action>1,2</action>'; there must be 1 numbers"),
-        (ORIGINAL | {"action": 3}, "action is 3; it must be a text"),
+        (ORIGINAL | {"action": 3}, "action is 3; it must be a string"),
         ({"observation": ORIGINAL["observation"]}, "it has no action; it has observation"),
-        (b"[1, 2", "it must be a JSON object"),
-        (b"3", "it must be a JSON object"),
-        pytest.param(b"[" * 100_000, "it must be a JSON object", id="deep"),
-        (b"\xff\xfe", "it must be a JSON object"),
+        (b"[1, 2", "it is not a valid JSON object"),
+        (b"3", "it is not a valid JSON object"),
+        pytest.param(b"[" * 100_000, "it is not a valid JSON object", id="deep"),
+        (b"\xff\xfe", "it is not a valid JSON object"),
     ],
 )
 def test_a_wrong_line_raises_with_its_number(tmp_path, line, complaint):

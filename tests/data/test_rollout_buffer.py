@@ -106,10 +106,10 @@ def test_at_a_boundary_only_the_clocks_are_saved():
     assert sorted(state) == ["clocks", "collection"]
     again = data()
     again.load_state_dict(state)
-    assert again.clocks == module.clocks and again.clocks["env_steps"] == 8 and not again.filled
+    assert again.clocks == module.clocks and again.clocks["env_steps"] == 8 and not again.has_untrained_minibatches
     trained = filled()
     trained.trained_minibatches = trained.minibatches_per_collection
-    assert sorted(trained.state_dict()) == ["clocks", "collection"] and not trained.filled
+    assert sorted(trained.state_dict()) == ["clocks", "collection"] and not trained.has_untrained_minibatches
 
 
 def test_no_minibatch_of_a_new_collection_counts_as_trained():
@@ -128,7 +128,7 @@ def test_inside_a_collection_what_is_left_of_it_is_saved(tmp_path):
     torch.save(module.state_dict(), tmp_path / "state")
     again = data()
     again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
-    assert again.filled and again.trained_minibatches == 5 and again.collection == 7
+    assert again.has_untrained_minibatches and again.trained_minibatches == 5 and again.collection == 7
     for index in range(12):
         ours, theirs = module.minibatch(index), again.minibatch(index)
         assert numbers(ours) == numbers(theirs) and torch.equal(ours.inputs["prompt_ids"], theirs.inputs["prompt_ids"])

@@ -32,7 +32,7 @@ def test_a_table_has_a_row_for_each_searcher_of_each_file(tmp_path, monkeypatch,
     assert all(row.split(" | ")[3] in said for row in rows[2:]), "as it is printed"
     page = "<!-- table: synthetic synthetic_2 synthetic_3 -->\n<!-- end table -->"
     assert "\n".join(rows) in fill_tables(Path("docs/a.md"), page, reports)
-    with pytest.raises(ValueError, match="'other' holds no searchers"):
+    with pytest.raises(ValueError, match="'other' is not a report of"):
         synthetic_table({"other": {"metric": "x"}})
 
 
