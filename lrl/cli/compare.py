@@ -27,19 +27,25 @@ def compare(
     lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cartpole_ppo_mlp.json
     lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return --steps_to 195
 
-    Prints the final figures of each seed, or with --steps_to the env steps until a figure is reached; the mean
-    difference with a 95% interval (a bootstrap over pairs where the metric is bounded, Student's paired interval where
-    it is not, with --bootstrap followed by a bootstrap), the smallest difference that this many seeds detect with a
-    probability of 0.8, and how many seeds it takes to detect the observed difference. Seeds without a partner are left
-    out.
+    The output has these parts:
+
+    - the final value of the metric for each seed, or with --steps_to the env steps until it reaches a value
+    - the mean difference with a 95% interval: a bootstrap over pairs if the metric is bounded, otherwise Student's
+      paired interval
+    - the smallest difference that this number of seeds detects with a probability of 0.8
+    - the number of seeds that are needed to detect the observed difference
+    - the seeds that only one of the two sets of runs has, which are omitted
 
     Args:
         runs: run directories or files of assets/results.
         baseline: runs to compare with.
         metric: a column of metrics.csv; default: that of the results, or val/exact_success.
         bounds: lowest and highest possible value of a bounded return; rates lie in [0, 1].
-        bootstrap: print a bootstrap over pairs where the metric is unbounded as well.
+        bootstrap: print a bootstrap over pairs in addition if the metric is unbounded.
         steps_to: compare the env steps after which the metric reaches this value.
+
+    Raises:
+        ValueError: If the runs have no common metric or seed, or a value is outside the bounds.
     """
     from lrl.evaluation import comparison
 
@@ -60,12 +66,12 @@ def compare(
 
 
 def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:
-    """Return a Markdown table of the pairs, followed by what they say about the difference.
+    """Return a Markdown table of the pairs, followed by the interval and the power of the comparison.
 
     Args:
         result: the pairs.
-        metric: what the figures are.
-        bootstrap: whether unbounded figures have a bootstrap interval beside Student's.
+        metric: name of the compared value, for the first line.
+        bootstrap: whether unbounded values have a bootstrap interval in addition to Student's.
     """
     rows = zip(result.seeds, result.values, result.baseline, result.differences, strict=True)
     lines = [f"{metric} of the runs and of the baseline, paired by seed", ""]
@@ -77,37 +83,39 @@ def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:
         *_intervals(result, bootstrap),
         *_power(result),
     ]
-    for name, seeds in (("runs", result.unpaired), ("baseline", result.unpaired_baseline)):
+    for name, seeds in (("runs", result.unpaired), ("baseline runs", result.unpaired_baseline)):
         if seeds:
-            lines.append(f"left out, only in the {name}: seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}")
+            lines.append(f"seeds that only the {name} have, omitted: {', '.join(map(str, seeds))}")
     return "\n".join(lines)
 
 
 def _intervals(result: Comparison, bootstrap: bool) -> list[str]:
+    """Return the lines with the intervals of the mean difference, or one line if there are too few pairs."""
     from lrl.evaluation.statistics import MIN_SEEDS
 
     lines = list[str]()
     for resampled in [True] if result.bounded else [False, True] if bootstrap else [False]:
         bounds = result.interval(resampled)
         if bounds is None:
-            return [f"no interval: there are {len(result.seeds)} pairs, and an interval takes {MIN_SEEDS}"]
+            return [f"no interval: there are {len(result.seeds)} pairs, and an interval needs at least {MIN_SEEDS}"]
         kind = "bootstrap over pairs" if resampled else "paired t"
         lines.append(f"95% interval of the mean difference: {bounds[0]:+.4g} to {bounds[1]:+.4g} ({kind})")
     return lines
 
 
 def _power(result: Comparison) -> list[str]:
-    """Describe the smallest effect and the seeds that the observed difference takes."""
+    """Return the lines with the smallest detectable difference and the seeds that the observed difference needs."""
     from lrl.evaluation.comparison import POWER
 
     pairs, needed = len(result.seeds), result.pairs_needed()
     if math.isnan(needed):
-        return ["one pair does not tell what difference can be detected"]
+        return ["the detectable difference cannot be estimated from one pair"]
     smallest = f"{pairs} seeds detect a difference of {result.smallest_effect():.4g} with probability {POWER:g}"
     if math.isinf(needed):
-        return [smallest, "the observed difference is 0: no number of seeds detects it"]
+        return [smallest, "the observed difference is 0, which no number of seeds detects"]
     more = max(0, int(needed) - pairs)
-    return [smallest, f"the observed difference takes {int(needed)} seeds, {f'{more} more' if more else 'no more'}"]
+    further = f"{more} more" if more else "which these runs have"
+    return [smallest, f"detecting the observed difference needs {int(needed)} seeds, {further}"]
 
 
 main = command(compare)

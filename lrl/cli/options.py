@@ -25,7 +25,7 @@ def changed(options: Any, names: Sequence[str] = ()) -> list[str]:
 
     Args:
         options: group of options.
-        names: names to look at; empty looks at all options of the group.
+        names: names of the options to compare with their defaults; empty compares all options of the group.
     """
     default = type(options)()
     names = names or [one.name for one in fields(options)]
@@ -165,7 +165,7 @@ class PlayOptions:
         from lrl.evaluation.episodes import evaluate_policy, gather
 
         policy, rank, world_size = loaded.policy.to(fabric.device), fabric.global_rank, fabric.world_size
-        fabric.strategy.precision.convert_module(policy)  # in place; does nothing with a mixed precision
+        fabric.strategy.precision.convert_module(policy)  # in place; with mixed precision, weights stay in float32
         sampling = policy.sampling_at(self.temperature)
         share = range(rank, self.episodes, world_size)
         with progress_bar(loaded.info["name"], len(share), fabric.is_global_zero) as advance, fabric.autocast():
@@ -179,19 +179,19 @@ class DeviceOptions:
     """Options of the devices."""
 
     accelerator: str = "auto"
-    """Kind of device, as Lightning Fabric names it."""
+    """Kind of device for Lightning Fabric, such as cpu or gpu; auto takes a GPU if there is one."""
     devices: str = "1"
-    """Number of devices; they share the episodes."""
+    """Number of devices; the episodes are divided among them."""
     strategy: str = "auto"
     """How Fabric starts the devices: ddp, ddp_spawn or dp."""
     precision: str | None = None
-    """Precision of Fabric, for example bf16-mixed; default: that of the weights."""
+    """Precision for Lightning Fabric, for example bf16-mixed; default: that of the weights."""
 
     def fabric(self) -> Fabric:
-        """Return Lightning Fabric with these devices.
+        """Create the Lightning Fabric object for these devices.
 
         Raises:
-            ValueError: If Fabric does not know a setting, or the strategy would shard the policy.
+            ValueError: If a setting is not valid for Fabric, or the strategy would shard the policy.
         """
         from lightning.fabric import Fabric
 
@@ -199,7 +199,7 @@ class DeviceOptions:
 
         try:
             fabric = Fabric(**{one.name: getattr(self, one.name) for one in fields(self)})
-        except RuntimeError as error:  # "No supported gpu backend found!"
+        except RuntimeError as error:  # raised if the machine has no such accelerator
             raise ValueError(
                 f"--accelerator is {self.accelerator!r}, which this machine does not have ({error}); give auto or cpu."
             ) from error
@@ -237,16 +237,17 @@ class ServerOptions(ServerSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryOptions:
-    """Options of policies that write text."""
+    """Options for resampling invalid responses of policies that write text."""
 
     invalid_retries: int | None = None
-    """Most further responses if one has no legal action; default: 10 with --api_url or --use_vllm, else 0."""
+    """Maximum number of times a response without a legal action is sampled again; default: 10 with --api_url or
+    --use_vllm, otherwise 0."""
     retry_temperature: float | None = None
-    """Temperature of the further responses; default: 0.3."""
+    """Temperature at which invalid responses are sampled again; default: 0.3."""
 
 
 _OF_LOADED = ("choose", "chat_template", "dtype", "use_vllm", "vllm_options")
-"""Options of a model that is loaded by this program."""
+"""Options that only apply to a model in this process, not to one behind ``--api_url``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,25 +255,26 @@ class ModelOptions:
     """Options of a language model that lrl has not trained."""
 
     model: str | None = None
-    """Any causal LM: hub name, folder, GGUF file, or its name on the server of --api_url."""
+    """Any causal language model: a name on the Hugging Face hub, a folder, a GGUF file, or its name on the server of
+    --api_url."""
     choose: bool = False
-    """Score the legal actions instead of writing one."""
+    """Choose the most probable legal action instead of generating text."""
     response_format: str | None = None
     """Response format: direct, think_answer or final_answer; default: think_answer, or direct with --choose."""
     num_examples: NonNegativeInt = 0
-    """Few-shot turns of the environment's expert."""
+    """Number of few-shot examples, which are turns of the environment's expert."""
     examples_from: str | None = None
-    """Minari data set whose turns are shown, not the expert's."""
+    """Minari data set from which few-shot examples are taken, instead of the environment's expert."""
     history: NonNegativeInt = 0
-    """Past turns of the episode in the prompt."""
+    """Number of past turns of the episode in the prompt."""
     system: str | None = None
     """System message; default: the environment's description."""
     chat_template: str = "auto"
-    """One of auto, plain, content and chatml, or a file."""
+    """Chat template: auto, plain, content, chatml or a file."""
     dtype: str = "float32"
     """Data type of the weights."""
     max_new_tokens: PositiveInt = 64
-    """Maximum number of tokens of a response; none are written with --choose."""
+    """Maximum number of tokens of a response; without effect with --choose."""
     use_vllm: bool = False
     """Generate with vLLM in this process (extra vllm)."""
     vllm_options: dict[str, Any] = field(default_factory=dict)
@@ -303,8 +305,8 @@ class ModelOptions:
             )
         if temperature is not None and not (retries or (served and retries is None)):
             raise ValueError(
-                f"--retry_temperature is {temperature:g}, but --invalid_retries is {retries or 0}, so that nothing is "
-                "sampled again; give both or neither."
+                f"--retry_temperature is {temperature:g}, but --invalid_retries is {retries or 0}, so that no response "
+                "is sampled again; set --invalid_retries to at least 1, or leave --retry_temperature out."
             )
         if self.choose and retries:
             raise ValueError(
@@ -326,7 +328,7 @@ class ModelOptions:
             envs: environment that it plays.
 
         Raises:
-            ValueError: If options contradict each other, or something cannot be loaded.
+            ValueError: If options contradict each other, or the model cannot be loaded.
         """
         from lrl.evaluation.load import load_model, load_served
 
@@ -346,10 +348,12 @@ class ModelOptions:
         return load_served(chat_model, envs, prompt, self.max_new_tokens, self._invalid_retries())
 
     def with_retries(self, loaded: Loaded) -> Loaded:
-        """Return a policy of this program that samples invalid responses again as the options say.
+        """Wrap a loaded policy so that it samples invalid responses again, if ``--invalid_retries`` is set.
+
+        A policy that queries a chat model is returned unchanged, because it already does this.
 
         Raises:
-            ValueError: If the policy writes no text, or the options are out of range.
+            ValueError: If the policy does not write text, or an option is out of range.
         """
         from lrl.policies.retrying import RetryingActor
 
@@ -358,12 +362,14 @@ class ModelOptions:
         return loaded._replace(policy=RetryingActor(loaded.policy, self._invalid_retries()))
 
     def _invalid_retries(self) -> Any:
+        """Return the settings of the retries, with the defaults of their class for options that are not given."""
         from lrl.policies.retrying import InvalidRetryConfig
 
         given = {"max_retries": self.retries.invalid_retries, "temperature": self.retries.retry_temperature}
         return InvalidRetryConfig(**{name: value for name, value in given.items() if value is not None})
 
     def _vllm(self, name: str, response_format: str) -> ChatModel:
+        """Return a chat model that generates with vLLM in this process."""
         from lrl.chat.local import LocalChatModel, VLLMGenerator
         from lrl.lm.config import LanguageModelConfig
         from lrl.prompts import get_response_format

@@ -28,7 +28,7 @@ COMMANDS = {
     "run_seeds": "train one experiment on several seeds that follow a rule",
     "zero_shot": "evaluate a pretrained language model that lrl has not trained, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
-    "search_table": "search for small policies on the tasks of ProPS, beside its published figures",
+    "search_table": "search for small policies on the tasks of ProPS, and compare with its published figures",
     "synthetic_search": "write histories to learn searching from, or compare searchers on held-out functions",
     "expert_q": "write the Q-values of a FrozenLake expert as CSV",
 }

@@ -15,7 +15,7 @@ from pathlib import Path
 _PLAIN_BASES = {"ABC", "Generic", "Protocol", "object"}
 _PLAIN_DECORATORS = {"final", "register", "runtime_checkable"}
 _WRAPPERS = {"_defaults_from_env_vars", "override"}
-"""Decorators after which a class or constructor has the signature that is written."""
+"""Decorators after which a class or constructor keeps the signature in its source."""
 _SEQUENCES = {"Iterable", "List", "Sequence", "list", "tuple"}
 _MAPPINGS = {"Any", "Dict", "Mapping", "dict", "object"}
 """Types of values that may be mappings with any keys."""
@@ -23,7 +23,7 @@ _MAPPINGS = {"Any", "Dict", "Mapping", "dict", "object"}
 
 @dataclass(frozen=True)
 class SourceClass:
-    """A class definition, and the module that it stands in."""
+    """A class definition, and the module that contains it."""
 
     module: str
     node: ast.ClassDef
@@ -49,7 +49,7 @@ class Argument:
     """An argument of a constructor."""
 
     module: str
-    """Where the names in the annotation are defined."""
+    """Module in which the names in the annotation are defined."""
     name: str
     annotation: ast.expr | None
     default: ast.expr | None
@@ -58,7 +58,7 @@ class Argument:
 
     @property
     def group(self) -> SourceClass | None:
-        """Return the dataclass that holds the settings of this argument, if its type is one, or one or None."""
+        """Return the dataclass of this argument's settings if the type is a dataclass, or a dataclass or None."""
         classes = classes_of(self.module, self.annotation)
         return classes[0] if len(classes) == 1 and classes[0].is_dataclass else None
 
@@ -71,7 +71,7 @@ def first_sentence(text: str) -> str:
 
 
 def find_class(path: str) -> SourceClass | None:
-    """Return the definition of a class, or None where it cannot be found in source files.
+    """Return the definition of a class, or None if it cannot be found in source files.
 
     Args:
         path: import path; modules that import the class from another one are followed.
@@ -81,7 +81,7 @@ def find_class(path: str) -> SourceClass | None:
 
 
 def arguments(owner: SourceClass) -> Sequence[Argument] | None:
-    """Return the arguments of a class's constructor, or None where source files do not tell them."""
+    """Return the arguments of a class's constructor, or None if source files do not determine them."""
     node = owner.node
     decorators = {_last_name(one) for one in node.decorator_list} - _PLAIN_DECORATORS
     methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
@@ -105,13 +105,16 @@ def arguments(owner: SourceClass) -> Sequence[Argument] | None:
 
 
 def method_arguments(owner: SourceClass, name: str) -> Sequence[Argument]:
-    """Return the arguments of a method that a class defines itself; none if source files do not tell them."""
+    """Return the arguments of a method that a class defines itself; empty if source files do not determine them."""
     method = next((one for one in owner.node.body if isinstance(one, ast.FunctionDef) and one.name == name), None)
     return (method and _of_function(owner, method)) or ()
 
 
 def _of_function(owner: SourceClass, function: ast.FunctionDef) -> Sequence[Argument] | None:
-    """Return the arguments of a method without ``self``; None if it passes others on."""
+    """Return the arguments of a method without ``self``.
+
+    None if it takes ``*args`` or ``**kwargs``, or has a decorator that may change its signature.
+    """
     given = function.args
     if given.vararg or given.kwarg or {_last_name(one) for one in function.decorator_list} - _WRAPPERS:
         return None
@@ -125,7 +128,7 @@ def _of_function(owner: SourceClass, function: ast.FunctionDef) -> Sequence[Argu
 
 
 def _fields(owner: SourceClass) -> Iterator[Argument]:
-    """Yield the fields of a dataclass that its constructor takes, documented by the texts below them."""
+    """Yield the fields of a dataclass that its constructor takes, with the docstrings that follow them."""
     texts, body = _descriptions(ast.get_docstring(owner.node)), owner.node.body
     for field, below in zip(body, [*body[1:], None]):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
@@ -152,7 +155,7 @@ def classes_of(module: str, annotation: ast.expr | None, elements: bool = False)
     """Return the classes of a type or of the members of a union; none if a value may be any mapping.
 
     Args:
-        module: where the names in the annotation are defined.
+        module: module in which the names in the annotation are defined.
         annotation: the type.
         elements: return the classes of the elements of lists instead.
     """
@@ -211,7 +214,7 @@ def _defined(module: str, name: str) -> SourceClass | None:
 
 
 def _imported(module: str, name: str) -> str | None:
-    """Return the import path of what a module imports under a name."""
+    """Return the import path of the object that a module imports under a name."""
     for node in _statements(module):
         if not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
@@ -228,7 +231,7 @@ def _imported(module: str, name: str) -> str | None:
 
 @cache
 def _statements(module: str) -> Sequence[ast.stmt]:
-    """Return the statements of a module, with those below conditions, as under ``if TYPE_CHECKING``."""
+    """Return the statements of a module, including those in ``if`` and ``try`` blocks."""
     file = _file(module)
     try:
         body = ast.parse(file.read_bytes()).body if file else []
@@ -240,7 +243,7 @@ def _statements(module: str) -> Sequence[ast.stmt]:
 
 @cache
 def _file(module: str) -> Path | None:
-    """Return the source file of a module without importing the packages that it lies in."""
+    """Return the source file of a module without importing the packages that contain it."""
     first, *others = module.split(".")
     try:
         spec = find_spec(first)

@@ -23,7 +23,7 @@ POLICIES = {
     "reasons": ("think_answer", 0, False),
     "reasons, 3 examples": ("think_answer", 3, False),
 }
-"""Response format, number of few-shot examples and whether the model chooses, by label."""
+"""Response format, number of few-shot examples, and whether the model chooses among the actions, by label."""
 
 
 def zero_shot(
@@ -46,8 +46,9 @@ def zero_shot(
 
     lrl zero_shot --model smollm2-135m --json assets/results/zero_shot_smollm2.json
 
-    The file is written after each policy; a second call evaluates what is missing in it, for example after an
-    interruption or with further --env_id. Its rows are those of lrl evaluate --json without single episodes.
+    The file is written after each policy; a second call evaluates the policies that the file does not have yet, for
+    example after an interruption or with further --env_id. Its rows have the fields of lrl evaluate --json, except the
+    results of single episodes.
 
     Args:
         model: hub name, folder or GGUF file.
@@ -55,7 +56,7 @@ def zero_shot(
         dtype: data type of the weights.
         env_id: registered names of environments; default: FrozenLake-v1.
         env_kwargs: JSON objects of arguments; each environment is played with each of them.
-        policies: which ways of acting are evaluated; default: all seven.
+        policies: labels of the policies that are evaluated, such as "writes"; default: all seven.
         episodes: number of episodes, one seed each.
         seed: seed of the first episode.
         num_envs: episodes that are played in parallel; the result does not depend on it.
@@ -87,7 +88,7 @@ def zero_shot(
 
 
 def _read_report(path: Path, settings: dict[str, Any], machine: str) -> dict[str, Any]:
-    """Return the report that is to be extended, or one without rows.
+    """Return the report in a file, or a new one without rows if there is no file.
 
     Raises:
         ValueError: If the file is not a report of `lrl zero_shot`, or was measured with other settings.

@@ -29,14 +29,14 @@ _ALWAYS_END = ("lrl/Nim-v0", "Blackjack-v1")
 """Environments without time limit whose episodes always end."""
 
 _TIME_LIMITS = {"CliffWalking-v1": 500, "CliffWalkingSlippery-v1": 500}
-"""Time limits of environments that are registered without one and that a policy may never finish."""
+"""Time limits of environments that are registered without one and in which an episode may never end."""
 
 
 class EnvFactory(ABC):
     """Abstract base class of factories of vectorized environments without autoreset (``AutoresetMode.DISABLED``)."""
 
     success_at: SuccessAt = "last_step"
-    """Whether an episode is a success if its last step is one, or if any of its steps is one."""
+    """Which step decides whether an episode is a success: the last one, or any."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class EnvFactory(ABC):
         """Create one environment, so that an invalid setting is reported at the start of a run.
 
         Args:
-            key: configuration key of the factory, at which the error message starts.
+            key: configuration key of the factory, with which the error message begins.
             response_format: see :meth:`make`.
 
         Raises:
@@ -79,7 +79,7 @@ class EnvFactory(ABC):
             raise ValueError(f"{key}: {error}") from error
 
     def with_success_at(self, success_at: SuccessAt) -> EnvFactory:
-        """Return a copy that decides on success by other steps."""
+        """Return a copy with another value of :attr:`success_at`."""
         factory = copy.copy(self)
         factory.success_at = success_at
         return factory
@@ -103,11 +103,11 @@ class GymnasiumEnvs(EnvFactory):
             episode up to the current step.
         max_episode_steps: number of steps after which an episode is truncated; None selects the registered limit, or
             500 for CliffWalking, which has none.
-        success_return: return at which an episode counts as a success; None uses the other criteria of
+        success_return: minimum return of an episode that counts as a success; None uses the other criteria of
             :class:`~lrl.envs.native.NativeEnv`.
         success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
         codec: the codec of the environment; None selects the registered one.
-        numbers: the format of numbers, for environments without a codec of their own; None selects decimals.
+        numbers: the format of numbers, for environments without a special codec; None selects decimals.
         reset_options: options of every reset, such as ``low`` and ``high`` of CartPole.
 
     Raises:
@@ -159,7 +159,7 @@ class GymnasiumEnvs(EnvFactory):
         return factory
 
     def with_vectorization(self, vectorization: Literal["sync", "async"]) -> GymnasiumEnvs:
-        """Return a copy that steps its environments in another way."""
+        """Return a copy with another value of ``vectorization``."""
         factory = copy.copy(self)
         factory.vectorization = vectorization
         return factory
@@ -226,14 +226,16 @@ class GymnasiumEnvs(EnvFactory):
             return
         self._warned = True
         logging.getLogger("lrl").warning(
-            "env is %r, which has no time limit: an episode that the policy does not end never ends; set "
-            "env.max_episode_steps.",
-            self.id,
+            "env is %r, which has no time limit, so that an episode may never end; set env.max_episode_steps.", self.id
         )
 
 
 def _spec(id: str) -> EnvSpec:
-    """Return a copy of a registered specification, with a time limit."""
+    """Return a copy of a registered specification, with a time limit.
+
+    Raises:
+        ValueError: If no environment is registered under this name.
+    """
     module, _, name = id.rpartition(":")
     try:
         if module:
@@ -248,8 +250,13 @@ def _spec(id: str) -> EnvSpec:
 
 
 def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
+    """Create one native environment.
+
+    Raises:
+        ValueError: If the environment is not registered or cannot be created, or is not one of Gymnasium.
+    """
     spec = _spec(id)
-    spec.order_enforce = False  # like the environment checker, it slows down small environments
+    spec.order_enforce = False  # it slows down small environments, as the environment checker does
     if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
         redirect_mujoco_warnings()
     try:
@@ -266,6 +273,7 @@ def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | No
 
 
 def _make_wrapped(wrapper: Callable[..., gym.Env], make_native: Callable[[], gym.Env], *settings: Any) -> gym.Env:
+    """Create a native environment in a wrapper."""
     return wrapper(make_native(), *settings)
 
 
@@ -292,7 +300,7 @@ def half_cheetah(gravity: float = 1.0, friction: float = 1.0, **kwargs: Any) -> 
 
 
 def redirect_mujoco_warnings() -> None:
-    """Turn MuJoCo's warnings into Python warnings, without a log file and without deprecation notes about models."""
+    """Report MuJoCo's warnings as Python warnings instead of writing a log file; deprecation warnings are dropped."""
     if importlib.util.find_spec("mujoco") is None:
         return
     import mujoco
@@ -302,5 +310,6 @@ def redirect_mujoco_warnings() -> None:
 
 
 def _warn(text: str) -> None:
+    """Report a warning of MuJoCo, unless it is about a deprecation."""
     if "deprecated" not in text:
         warnings.warn(f"MuJoCo: {text}", RuntimeWarning, stacklevel=2)

@@ -14,7 +14,7 @@ from lrl.search.searchers import Searcher, Trial
 from lrl.search.synthetic import REAL_KINDS, TABLE_KINDS, SyntheticFunction, sample_function
 
 GROUPS = {"real": REAL_KINDS, "tables": TABLE_KINDS}
-"""Groups of kinds of functions with separate figures."""
+"""Kinds of functions by group; the figures of each group are also reported separately."""
 
 
 def search_function(
@@ -57,7 +57,8 @@ def compare_searchers(
     """Search the same held-out functions with several searchers.
 
     Args:
-        searchers: functions that create the searchers, by name; others are compared with ``random_search`` if given.
+        searchers: functions that create the searchers, by name. If one is named ``random_search``, the others are
+            compared with it.
         seed: seed of the functions and the searches.
         num_functions: number of functions.
         warmup: number of random proposals before each search, the same for all searchers.
@@ -139,4 +140,5 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _interval(mean: float, bounds: Sequence[float]) -> str:
+    """Return a mean with its interval as text."""
     return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"

@@ -43,8 +43,11 @@ def test_runs_are_paired_by_the_seed_of_their_configuration(runs):
     assert lines[11].startswith("95% interval of the mean difference: +0.1")
     assert lines[11].endswith("(bootstrap over pairs)")
     assert lines[12] == "5 seeds detect a difference of 0.1682 with probability 0.8"
-    assert lines[13] == "the observed difference takes 5 seeds, no more"
-    assert lines[14:] == ["left out, only in the runs: seed 6", "left out, only in the baseline: seeds 7, 8"]
+    assert lines[13] == "detecting the observed difference needs 5 seeds, which these runs have"
+    assert lines[14:] == [
+        "seeds that only the runs have, omitted: 6",
+        "seeds that only the baseline runs have, omitted: 7, 8",
+    ]
 
 
 def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
@@ -56,7 +59,7 @@ def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
     done = compare(files[0], "--baseline", files[1])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("val/return of the runs and of the baseline")
-    assert "no interval: there are 3 pairs, and an interval takes 5" in done.stdout
+    assert "no interval: there are 3 pairs, and an interval needs at least 5" in done.stdout
     assert "seeds, " in done.stdout and "more" in done.stdout
     done = compare(files[0], "--baseline", files[1], "--bounds", 0, 490)
     assert done.returncode == 2 and "val/return has bounds 0 and 490, but a run ends at 500" in done.stderr
