@@ -76,8 +76,8 @@ def gains_table(records: Records) -> str:
         rows.append(cells)
     sentence = (
         f"The language model is better than random search on {better['best_iteration']} of {played} tasks by the best "
-        f"iteration and on {better['fresh']} by the chosen policy: its interval is above 0, or every difference where "
-        "there are three or four."
+        f"iteration and on {better['fresh']} by the chosen policy. A task counts if the interval is above 0, or, with "
+        "three or four seeds, if all differences are positive."
     )
     return f"{markdown_table(['task', 'seeds', *RULES.values()], rows)}\n\n{sentence}"
 
