@@ -18,8 +18,9 @@ from lrl.types import Distribution
 def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Return logits divided by a temperature, from which log-probabilities are computed.
 
-    Sampling and training both call this function. Logits of 16 bits are converted to float32 before the division: after
-    it, they would be rounded twice, and the ratio of the first update would not be 1.
+    Sampling and training both call this function; ``_Pick.backward`` in :mod:`lrl.lm.logprobs` contains its derivative.
+    Logits of 16 bits are converted to float32 before the division. If they were divided first, they would be rounded
+    twice, and recorded log-probabilities would differ from evaluated ones.
 
     Args:
         logits: unnormalised log-probabilities, any shape.
