@@ -1,4 +1,4 @@
-"""Signatures of classes, read from source files: importing Lightning and torch takes seconds."""
+"""Signatures of classes, read from source files because importing Lightning and torch takes seconds."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class SourceClass:
 
     @property
     def name(self) -> str:
-        """Return the name of the class."""
+        """Name of the class."""
         return self.node.name
 
     @property
     def summary(self) -> str:
-        """Return the first sentence of the docstring."""
+        """First sentence of the docstring."""
         return first_sentence(ast.get_docstring(self.node) or "")
 
     @property
     def is_dataclass(self) -> bool:
-        """Return whether the class is decorated as a dataclass."""
+        """True if the class is decorated as a dataclass."""
         return "dataclass" in map(_last_name, self.node.decorator_list)
 
 

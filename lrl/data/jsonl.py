@@ -88,7 +88,7 @@ class JsonlFile:
 
     @contextmanager
     def record(self, index: int) -> Iterator[dict[str, Any]]:
-        """Provide the object of a selected line; errors inside the context get the line's number."""
+        """Provide the object of a selected line; errors inside the context are reported with the line's number."""
         number, start, length = self._lines[range(len(self))[index]].tolist()
         with Path(self.path).open("rb") as file, self._readable_errors(number):
             file.seek(start)
@@ -296,7 +296,7 @@ class JsonlDemonstrations(Demonstrations):
         self._spaces: tuple[gym.Space, gym.Space] | None = None
 
     def validate(self, env: EnvFactory) -> None:
-        """Set the native spaces of the environment, which observations and actions must fit."""
+        """Store the native spaces of the environment, to which observations and actions must belong."""
         self._spaces = env.spaces
 
     def check_held_out(self, training: Demonstrations) -> None:
@@ -412,7 +412,7 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
         OSError: If the file cannot be written.
     """
     if digits and env.codec.action_texts is None:
-        raise ValueError("digits is true, but the actions of the environment are numbers; leave it out.")
+        raise ValueError("digits is true, but the actions of the environment are numbers; digits must be false.")
     source = MinariDemonstrations(dataset_id, split="all")
     source.prepare_data()
     source.validate(env)

@@ -34,10 +34,11 @@ class Advisor:
     Args:
         actor: connected and configured advisor. It acts natively, or is an
             :class:`~lrl.policies.baselines.ExpertActor`, which reads the policy's text observations.
-        policy: the actor that plays.
+        policy: the actor whose actions are executed.
 
     Raises:
-        ValueError: If the advisor is neither, or is an expert and the policy acts natively.
+        ValueError: If the advisor responds in text and is not an ``ExpertActor``, or is an ``ExpertActor`` and the
+            policy has no text observations.
     """
 
     def __init__(self, actor: Actor, policy: Actor) -> None:
@@ -95,7 +96,10 @@ class RecordedEpisode:
     random_steps: list[int] = field(default_factory=list)
     """Indices of steps whose action :class:`~lrl.policies.baselines.NoisyActor` sampled at random."""
     advised: list[str | None] = field(default_factory=list)
-    """Text of the action that the policy chose at each random step; None if it was illegal or has no name."""
+    """Text of the policy's own action, which a random action replaced, for each of :attr:`random_steps`.
+
+    None if it was illegal or has no text. These actions are not an advisor's.
+    """
     advised_actions: list[Any] = field(default_factory=list)
     """Native action of the advisor for each step; empty without an advisor."""
 
@@ -116,7 +120,11 @@ class RecordedEpisode:
         self.truncations.append(truncated)
 
     def end(self, success: bool) -> None:
-        """End the episode; it counts as truncated if only invalid actions ended it."""
+        """End the episode.
+
+        If invalid actions ended it, its last recorded step neither terminated nor truncated it; this step is then
+        marked as truncated.
+        """
         self.success = success
         if self.actions and not (self.terminations[-1] or self.truncations[-1]):
             self.truncations[-1] = True
@@ -196,7 +204,7 @@ def collect(
 
     Raises:
         ValueError: If the name is malformed or taken, a number is not positive, the advisor cannot advise this policy,
-            there is nothing to write, or the data set cannot be written.
+            no episode can be written, or the data set cannot be written.
     """
     advice = None if advisor is None else Advisor(advisor, policy)
     native = env.make_native()
@@ -215,8 +223,9 @@ def collect(
             raise
         if not recorder.returns:
             raise ValueError(
-                f"episodes is {episodes}, none of which can be written: {int(results.successes.sum())} were "
-                f"successful and {int((results.lengths > results.invalid_actions).sum())} had a legal action."
+                f"episodes is {episodes}, but none can be written: {int(results.successes.sum())} were successful "
+                f"(successful_only is {successful_only}) and {int((results.lengths > results.invalid_actions).sum())} "
+                "had a legal action."
             )
         about = {"policy": name, "commit": commit, "random_share": random_share, "successful_only": successful_only}
         about |= {} if advisor_name is None else {"advisor": advisor_name}
@@ -227,7 +236,7 @@ def collect(
 
 @final
 class _Recorder:
-    """Records episodes and writes them in the order of their seeds, in whichever order they end."""
+    """Records episodes and writes them in the order of their seeds, even if they end in another order."""
 
     def __init__(self, writer: DatasetWriter, seed: int, successful_only: bool, advisor: Advisor | None) -> None:
         self.writer, self.seed, self.successful_only, self.advisor = writer, seed, successful_only, advisor
@@ -318,7 +327,7 @@ def _metadata(
     return {"algorithm_name": about["policy"], "description": description, "lrl": ours}
 
 
-# Ranges and statistics of observed numbers, by which texts of observations are scaled or normalised.
+# Ranges and statistics of observed numbers, which scale or normalise the numbers in text observations.
 
 
 def observation_ranges(dataset_id: str) -> Ranges:
@@ -331,7 +340,7 @@ def observation_ranges(dataset_id: str) -> Ranges:
 
     Returns:
         One ``(low, high)`` per dimension of a Box, with a margin of 0.5 for constant numbers. For a Dict or Tuple, a
-        list of these for each Box, by its key.
+        dict from the key of each Box to such a list.
 
     Raises:
         ValueError: If the data set is missing, empty or damaged, or its observations contain no Box.
@@ -352,7 +361,7 @@ def observation_statistics(dataset_id: str) -> Ranges:
 
     Returns:
         One ``(mean, deviation)`` per dimension of a Box; the deviation of a constant number is 1. For a Dict or Tuple,
-        a list of these for each Box, by its key.
+        a dict from the key of each Box to such a list.
 
     Raises:
         ValueError: If the data set is missing, empty or damaged, or its observations contain no Box.
@@ -378,7 +387,9 @@ def _observed_numbers(dataset_id: str) -> Iterator[tuple[str, np.ndarray]]:
     space = reader.observation_space
     boxes = [path for path, leaf in flatten(space, space) if isinstance(leaf, spaces.Box)]
     if not boxes:
-        raise ValueError(f"dataset_id is {dataset_id!r}, observed as {space}; it must be a Box, or hold one.")
+        raise ValueError(
+            f"dataset_id is {dataset_id!r}, whose observation space is {space}; the space must be a Box or contain one."
+        )
     for index in range(len(reader.lengths)):
         steps = [dict(flatten(space, observation)) for observation in reader.episode(index).observations]
         for path in boxes:
@@ -386,7 +397,7 @@ def _observed_numbers(dataset_id: str) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _by_key(pairs: dict[str, list[Range]]) -> Ranges:
-    """Return the pairs of a Box, whose path is empty, without a key."""
+    """Return the list itself if the space is a single Box, whose path is empty, otherwise the dict."""
     return pairs.get("", pairs)
 
 

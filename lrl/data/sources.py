@@ -32,7 +32,10 @@ class Demonstrations(ABC):
     """Abstract source of demonstrations."""
 
     has_native_turns: bool = False
-    """Whether :meth:`load` returns native observations and actions for a policy that acts natively."""
+    """Whether :meth:`load` returns native observations and actions for a policy that acts natively.
+
+    Native values belong to the spaces of the environment, in contrast to texts.
+    """
 
     @property
     def sources(self) -> Sequence[Demonstrations]:

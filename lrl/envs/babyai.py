@@ -1,7 +1,7 @@
 """Levels of BabyAI-Text with one task and many objects in one room, or in two rooms with a door between them.
 
 They follow GLAM (arXiv:2302.02662, ``MixedTrainLocal`` and ``MixedTestLocal``) and RL-LLM (one level per task), and use
-MiniGrid from PyPI, whose own ``BabyAI-GoTo-v0`` is a maze of nine rooms.
+MiniGrid from PyPI. They are not MiniGrid's own levels: its ``BabyAI-GoTo-v0`` is a maze of nine rooms.
 
 Departures from the original:
 
@@ -215,7 +215,7 @@ Task = Literal["goto", "pickup", "open", "putnext", "pickup_seq_goto"]
 """Task of a mission: go to A; pick up A; open the locked door between two rooms with its key; put A next to B; or pick
 up A, then go to B."""
 Split = Literal["train", "test"]
-"""Whether missions name no object of :data:`HELD_OUT` (train) or only such objects (test)."""
+"""``train``: missions never name an object of :data:`HELD_OUT`; ``test``: they name only such objects."""
 
 HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
 """Combinations of colour and type that missions of training levels do not name.
@@ -311,7 +311,10 @@ class LocalLevel(RoomGridLevel):
         return self._bot_action
 
     def _query_bot(self, action: int | None) -> int:
-        """Return the bot's action after ``action``. If its plan fails, for example after a box is opened, plan anew."""
+        """Return the bot's action after ``action``.
+
+        If the bot's plan fails, for example after a box is opened, a new bot plans once more.
+        """
         for _ in range(2):
             if self._bot is None:
                 self._bot, action = BabyAIBot(self), None
@@ -409,7 +412,7 @@ class LocalLevel(RoomGridLevel):
         return [(COLORS[color], _OBJECT_TYPES[kind]) for color, kind in zip(colors, kinds, strict=True)]
 
     def _sample_targets(self, objects: list[tuple[str, str]], num_targets: int) -> list[tuple[str, str]]:
-        """Sample one or two of the objects. They look the same only if two such objects exist."""
+        """Sample one or two of the objects. Both have the same appearance only if two such objects exist."""
         first = self._rand_elem(objects)
         if num_targets == 1:
             return [first]

@@ -558,7 +558,7 @@ def test_ranges_are_what_the_data_set_spans(datasets, monkeypatch):
     texts = [envs.codec.observation_to_text(row) for row in seen]
     written = np.array([[int(number) for number in text[13:-14].split(",")] for text in texts])
     assert (written.min(0) == 0).all() and (written.max(0) == 999).all()
-    with pytest.raises(ValueError, match="lrl/lakes-v0', observed as .*; it must be a Box"):
+    with pytest.raises(ValueError, match="lrl/lakes-v0', whose observation space is .*; the space must be a Box"):
         observation_ranges("lrl/lakes-v0")
 
 
