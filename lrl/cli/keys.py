@@ -122,9 +122,12 @@ def _of_command(command: str) -> Sequence[Argument]:
     return [one for one in known if one.name not in _NO_KEYS]
 
 
-def _settings(words: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield the base configuration, then what each file and each option sets, in their order, as nested mappings."""
-    yield _read(shipped("configs/base.yaml") or "")
+def _settings(words: Sequence[str]) -> Iterator[Any]:
+    """Yield the base configuration, then what each file and each option sets, in their order.
+
+    Each is a nested mapping, or a text where a file cannot be read.
+    """
+    yield _value(shipped("configs/base.yaml") or "")
     for number, word in enumerate(words):
         key, equals, value = word.partition("=")
         if not key.startswith("--") and key != "-c":
@@ -132,27 +135,20 @@ def _settings(words: Sequence[str]) -> Iterator[Mapping[str, Any]]:
         if not equals:
             value = words[number + 1] if number + 1 < len(words) else ""
         if key in ("--config", "-c"):
-            yield _read(resolve_config(value))
+            yield _value(resolve_config(value), is_config=True)
         elif key != "--print_config":
             yield {key[2:]: _value(value)}
 
 
-def _read(file: str) -> Mapping[str, Any]:
-    """Return the content of a YAML file; an empty mapping if it cannot be read, which the parser reports."""
+def _value(text: str, is_config: bool = False) -> Any:
+    """Return the value of an option: YAML, or the content of a YAML file; the text itself if it cannot be read.
+
+    A pipe is not read, because the parser could not read it again.
+    """
     try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        is_file = (is_config or text.endswith((".yaml", ".yml"))) and Path(text).is_file()
+        return yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
     except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _value(text: str) -> Any:
-    """Return the value of an option: YAML, or the content of a YAML file."""
-    if text.endswith((".yaml", ".yml")):
-        return _read(text)
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
         return text
 
 
@@ -168,8 +164,9 @@ class _Keys:
         self.classes: dict[tuple[str, ...], str] = {}
         """Name or import path of the class of a key, without the parts ``init_args`` of the key."""
 
-    def check(self, settings: Mapping[str, Any]) -> None:
+    def check(self, settings: Any) -> None:
         """Raise for a key at any depth that a class does not have."""
+        self._forget(settings, ())
         trainer = find_class(_TRAINER)
         known = (trainer and arguments(trainer)) or []
         for name, value in _unfolded(settings).items():
@@ -185,6 +182,7 @@ class _Keys:
 
     def _arguments(self, owner: str, known: Sequence[Argument], given: Any, key: tuple[str, ...]) -> None:
         """Check the arguments that are given to a class or a group of settings."""
+        self._forget(given, key)
         by_name = {one.name: one for one in known}
         for name, value in _unfolded(given).items():
             if name not in by_name:
@@ -205,7 +203,7 @@ class _Keys:
             known = arguments(group) if group else None
             if group is None:
                 self._component(part, key)
-            elif known is not None and isinstance(part, dict) and "class_path" not in part:
+            elif known is not None and "class_path" not in _unfolded(part):
                 self._arguments(group.name, known, part, key)
 
     def _component(self, value: Any, key: tuple[str, ...]) -> None:
@@ -230,6 +228,12 @@ class _Keys:
             return
         self._arguments(kind.name, known, others, key)
         self._arguments(kind.name, known, given.get("init_args"), (*key, "init_args"))
+
+    def _forget(self, given: Any, key: tuple[str, ...]) -> None:
+        """Drop what is known of the classes below a key, if its value is a text that stands for an unread file."""
+        if isinstance(given, str):
+            place = _place(key)
+            self.classes = {one: name for one, name in self.classes.items() if one[: len(place)] != place}
 
     def _class_of(self, key: tuple[str, ...]) -> SourceClass | None:
         """Return the class that a key has now, or None if it is unknown."""

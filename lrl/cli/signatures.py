@@ -96,11 +96,9 @@ def arguments(owner: SourceClass) -> Sequence[Argument] | None:
             continue
         found = _resolve(owner.module, base)
         given = None if found is None else arguments(found)
-        if given is None:
-            return None
+        if given is None or (given and inherited and not decorators):
+            return None  # which of two constructors is called depends on the common base classes
         inherited = {one.name: one for one in given} | inherited
-        if inherited and "dataclass" not in decorators:
-            break
     return [*(inherited | {one.name: one for one in _fields(owner)} if decorators else inherited).values()]
 
 

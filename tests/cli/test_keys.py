@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import os
 from pathlib import Path
 
 import pytest
@@ -145,10 +146,19 @@ def test_a_misspelt_key_of_a_file_is_named_in_a_sentence(text, sentence, tmp_pat
         ["--model.init_args.policy", "null", f"{POLICY}.whatever", "1"],
         ["--model.init_args.optimizer", "{class_path: some.Config, whatever: 1}"],
         ["--trainer.profiler", "simple", "--trainer.plugins", "[{class_path: some.Plugin, init_args: {a: 1}}]"],
+        ["--config", '{"model": {"class_path": "PPOValueHeadModule"}}', "--model.vf_coef", "1"],
+        ["--trainer", "unreadable.yaml", "--trainer.callbacks.whatever", "1"],
+        ["--config", '{"trainer": "some.yaml"}', "--trainer.callbacks.whatever", "1"],
+        ["--data.validation", "some.yaml", "--data.validation.env.whatever", "1"],
     ],
 )
 def test_what_is_right_or_cannot_be_decided_is_left_to_the_parser(words):
     check(*words)
+
+
+def test_a_configuration_in_a_pipe_is_left_to_the_parser(tmp_path):
+    os.mkfifo(tmp_path / "pipe")  # as the shell's <(...); reading it here would block, and empty it for the parser
+    check("--config", str(tmp_path / "pipe"), "--model.argument_of_its_class", "1")
 
 
 def test_keys_of_other_commands_are_theirs():
@@ -180,6 +190,12 @@ def test_source_files_tell_the_arguments_of_every_component():
         ("class A:\n    def __init__(self, a, **more): pass", None),
         ("class A(B): pass\nclass B:\n    def __init__(self, b): pass", ["b"]),
         ("class A(Unknown): pass", None),
+        ("class A(B, C): pass\nclass B:\n    def __init__(self, b): pass\nclass C: pass", ["b"]),
+        (
+            "class A(B, C): pass\nclass B(D): pass\nclass C(D):\n    def __init__(self, c): pass\n"
+            "class D:\n    def __init__(self, d): pass",
+            None,
+        ),
         ("from abc import ABC\nclass A(ABC): pass", []),
         ("import attrs\n@attrs.define\nclass A:\n    a: int", None),
         (
