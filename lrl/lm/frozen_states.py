@@ -190,11 +190,8 @@ def place_matters(states: Callable[..., Tensor], *inputs: Tensor) -> bool:
     return not torch.equal(states(*inputs), states(*(one.flip(0) for one in inputs)).flip(0))
 
 
-# The layers below the lowest adapter.
-
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Keys and values per layer: ``(head, token, size)`` of a text, ``(row, head, column, size)`` of a batch."""
-_MIB = 2**20
 _AT_ONCE = 2**13
 """Largest number of prompt tokens whose keys and values are in memory at the same time."""
 
@@ -219,8 +216,8 @@ class Continuation(NamedTuple):
         """Return which tokens each attends to, bool ``(token, token)``."""
         if self.parents is None:
             return torch.ones(len(self.ids), len(self.ids), dtype=torch.bool, device=device).tril()
-        parents, positions = (torch.tensor(part, device=device) for part in (self.parents, self.positions))
-        return attended_prefixes(torch.zeros_like(parents), positions + 1, parents)[0, 1:, 1:]
+        parents = torch.tensor(self.parents, dtype=torch.long, device=device)
+        return attended_prefixes(torch.zeros_like(parents), parents)[0, 1:, 1:]
 
 
 def continuations(turns: Turns) -> list[Continuation]:
@@ -310,7 +307,7 @@ class LowerLayers:
         for some in _divided([keys for keys in groups if any(key not in found for key in keys)]):
             self._compute(some, found)
         for key, states in found.items():
-            self._kept.put(key, states, _size(states))
+            self._kept.put(key, states, states.nbytes)
         self._kept.shrink(self.max_bytes - self._prompts.bytes)
         ends = list(accumulate((len(states) for states in found.values()), initial=1))
         start = dict(zip(found, ends, strict=False))
@@ -394,7 +391,7 @@ class LowerLayers:
                 if key in past:
                     past[key] = own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in pairs]
                     if key in found:  # the prompt came back with another response
-                        self._prompts.put(key, own, sum(_size(k) + _size(v) for k, v in own))
+                        self._prompts.put(key, own, sum(k.nbytes + v.nbytes for k, v in own))
                 found.setdefault(key, states[row, :length].clone())
         found |= self._continue([*after], [past[prompt] for prompt in after.values()])
 
@@ -454,18 +451,12 @@ def _divided(groups: Sequence[Sequence[_Key]]) -> Iterator[list[_Key]]:
     """
     yield [keys[0] for keys in groups if len(keys) == 1]
     part, tokens = list[_Key](), 0
-    for keys in groups:
-        if len(keys) == 1:
-            continue
+    for keys in (keys for keys in groups if len(keys) > 1):
         if part and tokens + len(keys[0].prompt) > _AT_ONCE:
             yield part
             part, tokens = [], 0
         part, tokens = [*part, *keys], tokens + len(keys[0].prompt)
     yield part
-
-
-def _size(states: Tensor) -> int:
-    return states.numel() * states.element_size()
 
 
 def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | None:
@@ -486,7 +477,7 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
     elif not _can_be_left_out(model, depth):
         reason = "the layers of this architecture cannot be left out of a pass"
     else:
-        return LowerLayers(model, depth, size * _MIB)
+        return LowerLayers(model, depth, size * 2**20)
     if depth or min(trained_layers(model), default=0):
         message = "the states below lora.last_layers are computed in every pass and not kept: %s."
         logging.getLogger("lrl").warning(message, reason)

@@ -60,13 +60,11 @@ class Turns(NamedTuple):
 
     def ids_after(self, start: int) -> Tensor:
         """Return the tokens of each turn from index ``start`` of its prompt on, int64 ``(turn, token)``."""
-        rest, sizes = self.lengths - start, self.sizes
-        ids = self.prompt_ids.new_zeros(len(rest), int((rest + sizes).max()))
-        turn, index = ragged(rest)
-        ids[turn, index] = self.prompt_ids[turn, start + index]
-        turn, index = ragged(sizes)
-        ids[turn, rest[turn] + index] = self.response_ids[turn, index]
-        return ids
+        rest = (self.lengths - start)[:, None]
+        index = torch.arange(int((rest[:, 0] + self.sizes).max()), device=rest.device)
+        prompt = self.prompt_ids[:, (start + index).clamp(max=self.prompt_ids.shape[1] - 1)]
+        response = self.response_ids.gather(1, (index - rest).clamp(0, self.response_ids.shape[1] - 1))
+        return torch.where(index < rest, prompt, response)
 
     def equal_prompts(self) -> tuple[Tensor, Tensor]:
         """Return the index of each turn's prompt, int64 ``(turn,)``, and the turns per prompt, int64 ``(prompt,)``."""
@@ -156,10 +154,10 @@ def _build(
         turns: the prompts begin with the roots.
         row: the row of each turn, int64 ``(turn,)``.
         roots: the number of tokens of the root of each turn, int64 ``(turn,)``.
-        after: row, segment, turn, id and position of each token that follows a root, int64 ``(5, token)``. Those of
-            a row are in the order of its columns.
-        before: index in ``after`` of the token that predicts each response token, int64 ``(turn, token)``; -1 is the
-            last token of the root.
+        after: of each token that follows a root: its row, the number of columns between the root and it, its segment,
+            turn, id and position, int64 ``(6, token)``.
+        before: the number of columns between the root and the token that predicts each response token, int64
+            ``(turn, token)``; -1 is the last token of the root.
         single: whether every row holds a single turn.
         tree: as in the layout.
         align: whether roots end, rows begin (``left``) or rows end (``right``) in the same column.
@@ -167,36 +165,34 @@ def _build(
     """
     rows = int(row.max()) + 1
     first = _first(row, rows)
-    sizes = roots[first]
-    counts = torch.bincount(after[0], minlength=rows)
+    sizes, counts = roots[first], torch.bincount(after[0], minlength=rows)
+    ends = sizes + counts
     # A row begins at the column ``start``; the tokens after its root follow without gaps.
-    anchors = {"root": sizes, "left": torch.zeros_like(sizes), "right": sizes + counts}[align]
-    start = anchors.max() - anchors
-    held, index = ragged(sizes)
-    turn = first[held]
-    root_column, column = start[held] + index, (start + sizes)[after[0]] + _ranks(after[0], counts)
+    start = torch.zeros_like(sizes)
+    if align != "left":
+        anchors = sizes if align == "root" else ends
+        start, ends = anchors.max() - anchors, anchors.max() + ends - anchors
+    width, after_root = int(ends.max()), start + sizes
 
-    grid = after.new_zeros(4, rows, int((start + sizes + counts).max()))
-    grid[:2] = -1
-    segments, turn_of, input_ids, position_ids = grid
-    segments[held, root_column], turn_of[held, root_column] = 0, turn
-    input_ids[held, root_column], position_ids[held, root_column] = turns.prompt_ids[turn, index], index
-    grid[:, after[0], column] = after[1:]
+    index = torch.arange(width, device=row.device) - start[:, None]
+    in_root = (index >= 0) & (index < sizes[:, None])
+    ids = turns.prompt_ids[first].gather(1, index.clamp(0, turns.prompt_ids.shape[1] - 1))
+    grid = torch.stack([in_root.long() - 1, torch.where(in_root, first[:, None], -1), ids * in_root, index * in_root])
+    grid[:, after[0], after_root[after[0]] + after[1]] = after[2:]
+    segments, turn, input_ids, position_ids = grid
 
-    # The column that predicts each response token. Padding refers to the end of the root, which is always computed.
-    predicting = (start + sizes - 1)[row][:, None].expand_as(before)
-    if len(column):
-        predicting = torch.where(before < 0, predicting, column[before])
+    predicting = after_root[row][:, None] + before
     if predicting_only:
         logit_columns, kept = torch.unique(predicting, return_inverse=True)
     else:  # the last column predicts nothing, except in packed rows
-        lowest, highest = int(predicting.min()), max(int(predicting.max()), grid.shape[2] - 2)
-        logit_columns, kept = torch.arange(lowest, highest + 1, device=row.device), predicting - lowest
+        lowest, highest = (int(column) for column in predicting.aminmax())
+        logit_columns = torch.arange(lowest, max(highest, width - 2) + 1, device=row.device)
+        kept = predicting - lowest
     return Layout(
         input_ids=input_ids,
         position_ids=position_ids,
         segments=segments,
-        turn=turn_of,
+        turn=turn,
         index=position_ids,
         logit_columns=logit_columns,
         row=row,
@@ -204,9 +200,6 @@ def _build(
         single=single,
         tree=tree,
     )
-
-
-# Arrangements in which a segment is the rest of a whole turn.
 
 
 def lay_out(turns: Turns, share: bool = True, align: Literal["root", "left"] = "root") -> Layout:
@@ -218,14 +211,23 @@ def lay_out(turns: Turns, share: bool = True, align: Literal["root", "left"] = "
         align: ``left`` pads rows only on the right, for models that do not support padding on the left.
     """
     lengths, sizes = turns.lengths, turns.sizes
-    prompt_of = torch.arange(len(lengths), device=lengths.device)
-    counts = torch.ones_like(prompt_of)
+    row, per_row = torch.arange(len(lengths), device=lengths.device), 1
+    slot = starts = torch.zeros_like(row)
     if share:
         prompt_of, counts = turns.equal_prompts()
-    per_row, _ = cheapest(counts, int(lengths.max()), max(int(sizes.max()), 1))
-    rank, rows_of_prompt = _ranks(prompt_of, counts), (counts + per_row - 1) // per_row
-    row = (rows_of_prompt.cumsum(0) - rows_of_prompt)[prompt_of] + rank // per_row
-    after, before = _continued(turns, lengths, sizes, row, rank % per_row + 1)
+        per_row, _ = cheapest(counts, int(lengths.max()), max(int(sizes.max()), 1))
+        rank, rows_of_prompt = _ranks(prompt_of, counts), (counts + per_row - 1) // per_row
+        row, slot = (rows_of_prompt.cumsum(0) - rows_of_prompt)[prompt_of] + rank // per_row, rank % per_row
+    if per_row > 1:
+        in_slots = sizes.new_zeros(int(row.max()) + 1, per_row)
+        in_slots[row, slot] = sizes
+        starts = (in_slots.cumsum(1) - in_slots)[row, slot]
+    token = torch.arange(turns.response_ids.shape[1], device=row.device)
+    # The last token of the prompt predicts the first token of a response; padding refers to it as well.
+    before = torch.where((token > 0) & (token < sizes[:, None]), starts[:, None] + token - 1, -1)
+    turn, index = turns.response_mask.nonzero(as_tuple=True)
+    ids, position = turns.response_ids[turn, index], lengths[turn] + index
+    after = torch.stack([row[turn], starts[turn] + index, slot[turn] + 1, turn, ids, position])
     return _build(turns, row, lengths, after, before, single=per_row == 1, align=align)
 
 
@@ -237,39 +239,24 @@ def pack(turns: Turns, max_row_tokens: int) -> Layout:
     """
     lengths, sizes = turns.lengths, turns.sizes
     prefix = common_prefix(turns.prompt_ids, lengths)
-    kept_sizes = sizes.clamp(min=1) - 1
-    filled = spread((lengths - prefix + kept_sizes).tolist(), max_row_tokens - prefix)
-    row, roots = torch.tensor(filled, device=lengths.device), torch.full_like(lengths, prefix)
-    after, before = _continued(turns, roots, kept_sizes, row, torch.arange(1, len(row) + 1, device=row.device))
-    return _build(turns, row, roots, after, before, align="right")
+    filled = spread((lengths - prefix + sizes.clamp(min=1) - 1).tolist(), max_row_tokens - prefix)
+    row_of = torch.tensor(filled, device=lengths.device)
 
-
-def _continued(turns: Turns, roots: Tensor, sizes: Tensor, row: Tensor, segment: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tokens of turns after their roots, and what predicts the responses; see :func:`_build`.
-
-    Args:
-        turns: to arrange.
-        roots: the number of tokens of each turn's root, int64 ``(turn,)``.
-        sizes: how many tokens of each response are computed, int64 ``(turn,)``.
-        row: of each turn, int64 ``(turn,)``.
-        segment: of each turn in its row, int64 ``(turn,)``.
-    """
-    lengths = turns.lengths
-    turn, index = ragged(lengths - roots + sizes)
-    position = roots[turn] + index
-    after_prompt = position - lengths[turn]
-    # In a row, prompts come first, then their last tokens, then responses: the columns that predict are at its end.
-    order = torch.argsort(after_prompt.clamp(min=-2, max=0), stable=True)
-    turn, position, after_prompt = turn[order], position[order], after_prompt[order]
+    turn, index = turns.prompt_mask[:, prefix:].nonzero(as_tuple=True)
+    responding, token = turns.response_mask[:, 1:].nonzero(as_tuple=True)
+    position = torch.cat([prefix + index, lengths[responding] + token])
+    ids = torch.cat([turns.prompt_ids[turn, prefix + index], turns.response_ids[responding, token]])
+    turn = torch.cat([turn, responding])
+    row, predicted = row_of[turn], position - lengths[turn] + 1  # at least 0 for tokens that predict one of a response
+    predicts, counts = predicted >= 0, torch.bincount(row)
+    order = torch.argsort(2 * row + predicts, stable=True)
+    number = order.scatter(0, order, torch.arange(len(order), device=order.device))
+    offset = number - (counts.cumsum(0) - counts)[row]
     before = torch.full_like(turns.response_ids, -1)
-    number = torch.arange(len(turn), device=turn.device)
-    ends = after_prompt == -1
-    before[turn[ends]] = number[ends, None]
-    predicts = (after_prompt >= 0) & (after_prompt < turns.sizes[turn] - 1)
-    before[turn[predicts], after_prompt[predicts] + 1] = number[predicts]
-    prompt = turns.prompt_ids[turn, position.clamp(max=turns.prompt_ids.shape[1] - 1)]
-    ids = torch.where(after_prompt < 0, prompt, turns.response_ids[turn, after_prompt.clamp(min=0)])
-    return torch.stack([row[turn], segment[turn], turn, ids, position]), before
+    before[turn[predicts], predicted[predicts]] = offset[predicts]
+    before = torch.where(before < 0, before[:, :1], before)  # padding refers to the end of the prompt
+    after = torch.stack([row, offset, turn + 1, turn, ids, position])
+    return _build(turns, row_of, torch.full_like(lengths, prefix), after, before, align="right")
 
 
 def cheapest(counts: Tensor, prompt: int, response: int) -> tuple[int, float]:
@@ -281,12 +268,12 @@ def cheapest(counts: Tensor, prompt: int, response: int) -> tuple[int, float]:
         response: tokens of the longest response.
     """
 
-    def cost(per_row: int) -> float:
-        rows = int(((counts + per_row - 1) // per_row).sum())
-        return cost_of(rows, prompt + min(per_row, int(counts.max())) * response)
-
-    per_row = min(TEXTS_PER_ROW, key=cost)
-    return per_row, cost(per_row)
+    most = int(counts.max())
+    per_rows = torch.tensor(TEXTS_PER_ROW, device=counts.device)
+    rows = ((counts[:, None] + per_rows - 1) // per_rows).sum(0).tolist()
+    costs = [cost_of(n, prompt + min(size, most) * response) for n, size in zip(rows, TEXTS_PER_ROW, strict=True)]
+    best = costs.index(min(costs))
+    return TEXTS_PER_ROW[best], costs[best]
 
 
 def cost_of(rows: int, width: int) -> float:
@@ -310,10 +297,9 @@ def spread(lengths: Sequence[int], width: int) -> list[int]:
 
 def lay_out_distinct(arrange: Callable[[Turns], Layout], turns: Turns) -> Layout:
     """Arrange turns by a function that takes turns, with equal turns only once."""
-    prompt_ids, prompt_mask, response_ids, response_mask = turns
     sizes = torch.stack([turns.lengths, turns.sizes], dim=1)
-    responses = response_ids[:, : response_mask.shape[1]] * response_mask
-    keyed = torch.cat([sizes, prompt_ids * prompt_mask, responses], dim=1)
+    responses = turns.response_ids[:, : turns.response_mask.shape[1]] * turns.response_mask
+    keyed = torch.cat([sizes, turns.prompt_ids * turns.prompt_mask, responses], dim=1)
     unique, index = torch.unique(keyed, dim=0, return_inverse=True)
     if len(unique) == len(keyed):
         return arrange(turns)
@@ -322,9 +308,6 @@ def lay_out_distinct(arrange: Callable[[Turns], Layout], turns: Turns) -> Layout
     index = torch.argsort(order)[index]
     turn = torch.where(layout.turn < 0, -1, first[layout.turn.clamp(min=0)])
     return replace(layout, row=layout.row[index], kept=layout.kept[index], turn=turn)
-
-
-# Arrangements in which a segment is one token, the last one of a prefix that several texts may have in common.
 
 
 class Trie(NamedTuple):
@@ -352,31 +335,19 @@ def find_prefixes(root_of: Tensor, ids: Tensor, sizes: Tensor) -> Trie:
         ids: int64 ``(text, token)``, not negative.
         sizes: lengths of the texts, none of which is empty, int64 ``(text,)``.
     """
-    vocabulary = int(ids.max()) + 1
-    before = torch.full_like(ids, -1)
-    here = -1 - root_of  # the roots alone, each with a number of its own
-    parts: list[tuple[Tensor, ...]] = [(root_of[:0],) * 5]
-    count = 0
-    for index in range(int(sizes.max()) - 1):
-        texts = (sizes > index + 1).nonzero()[:, 0]
-        keys = (here[texts] + len(root_of)) * vocabulary + ids[texts, index]
-        distinct, number = torch.unique(keys, return_inverse=True)
-        first = _first(number, len(distinct), texts)
-        parts.append((root_of[first], first, ids[first, index], torch.full_like(first, index + 1), here[first]))
-        here[texts] = count + number
-        before[:, index + 1] = here
-        count += len(distinct)
-    before[torch.arange(ids.shape[1], device=ids.device) >= sizes[:, None]] = -1
-    root, text, last, depth, parent = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Trie(root, text, last, depth, parent.clamp(min=-1), before.clamp(min=-1))
-
-
-def count_prefixes(ids: Tensor, sizes: Tensor) -> int:
-    """Return the number of prefixes that :func:`find_prefixes` would find after a single root."""
     inside = torch.arange(ids.shape[1], device=ids.device) < (sizes - 1)[:, None]
-    texts = torch.unique(torch.where(inside, ids, -1), dim=0)  # in lexicographic order
-    common = ((texts[1:] == texts[:-1]) & (texts[1:] >= 0)).long().cumprod(1)
-    return int((texts >= 0).sum() - common.sum())
+    keyed = torch.cat([-root_of[:, None], torch.where(inside, ids, -1)], dim=1)
+    texts, text_of = torch.unique(keyed, dim=0, return_inverse=True)  # in lexicographic order
+    # In this order, a prefix is new at a text unless it is a prefix of the text before.
+    new = texts[:, 1:] >= 0
+    new[1:] &= (texts[1:] == texts[:-1]).cumprod(1)[:, 1:] == 0
+    number = new.t().flatten().cumsum(0).view(ids.shape[1], -1) - 1
+    index, row = new.t().nonzero(as_tuple=True)
+    parent = torch.where(index == 0, -1, number[index - 1, row])
+    prefix = torch.where(inside, number.t()[text_of], -1)
+    text = inside.nonzero()[_first(prefix[inside], len(index)), 0]
+    before = functional.pad(prefix[:, :-1], (1, 0), value=-1)
+    return Trie(-texts[row, 0], text, texts[row, index + 1], index + 1, parent, before)
 
 
 class Candidates(NamedTuple):
@@ -400,27 +371,25 @@ class Candidates(NamedTuple):
         number = functional.pad(torch.argsort(order), (1, 0), value=-1)  # new numbers by old number + 1
         root, text, last, depth, parent = (part[order] for part in trie[:5])
         trie = Trie(root, text, last, depth, number[parent + 1], number[trie.before + 1])
-        return cls(ids, mask, trie, attended_prefixes(root, depth, trie.parent))
+        return cls(ids, mask, trie, attended_prefixes(root, trie.parent))
 
 
-def attended_prefixes(root: Tensor, depth: Tensor, parent: Tensor, roots: int = 1) -> Tensor:
+def attended_prefixes(root: Tensor, parent: Tensor, roots: int = 1) -> Tensor:
     """Return which segments each attends to, bool ``(root, segment, segment)``; segment 0 is the root.
 
     Args:
         root: as in a trie.
-        depth: as in a trie.
         parent: as in a trie.
         roots: the number of roots, some of which may be followed by no prefix.
     """
     counts = torch.bincount(root, minlength=1)
-    own, most = _ranks(root, counts) + 1, int(counts.max()) + 1
-    seen = torch.zeros(roots, most, most, dtype=torch.bool, device=root.device)
+    seen = torch.eye(int(counts.max()) + 1, dtype=torch.bool, device=root.device).repeat(roots, 1, 1)
     seen[:, :, 0] = True
-    for length in range(1, int(depth.max()) + 1 if len(depth) else 1):
-        some = (depth == length).nonzero()[:, 0]
-        above = torch.where(parent[some] < 0, 0, own[parent[some]])
-        seen[root[some], own[some]] |= seen[root[some], above]
-        seen[root[some], own[some], own[some]] = True
+    segment, above = functional.pad(torch.stack([_ranks(root, counts) + 1, parent + 1]), (1, 0))  # 0 is the root
+    chain = [torch.arange(1, len(parent) + 1, device=root.device)]
+    while bool(chain[-1].any()):
+        chain.append(above[chain[-1]])
+    seen[root, segment[1:], segment[torch.stack(chain)]] = True
     return seen
 
 
@@ -444,23 +413,25 @@ def lay_out_trees(turns: Turns, max_columns: int | None = None) -> Layout | None
     columns = int(lengths.max()) + int(torch.bincount(trie.root).max())
     cost, limit = cost_of(len(counts), columns), min(max_columns or _MAX_COLUMNS, _MAX_COLUMNS)
     if len(counts) > 1 and (prefix := common_prefix(turns.prompt_ids, lengths)) >= _MIN_PREFIX:
-        texts, rest = turns.ids_after(prefix), lengths - prefix
-        columns_of_one = prefix + count_prefixes(texts, rest + sizes)
+        rest = lengths - prefix
+        whole = find_prefixes(torch.zeros_like(row), turns.ids_after(prefix), rest + sizes)
+        columns_of_one = prefix + len(whole.ids)
         if columns_of_one <= limit and cost_of(1, columns_of_one) < cost:
             columns, cost = columns_of_one, cost_of(1, columns_of_one)
             row, roots = torch.zeros_like(lengths), torch.full_like(lengths, prefix)
-            trie = find_prefixes(row, texts, rest + sizes)
-            turn, index = ragged(sizes)
-            before = torch.full_like(turns.response_ids, -1)
-            before[turn, index] = trie.before[turn, rest[turn] + index]
-            trie = trie._replace(before=before)
+            index = rest[:, None] + torch.arange(turns.response_ids.shape[1], device=rest.device)
+            # Padding refers to the root.
+            before = functional.pad(whole.before, (0, turns.response_ids.shape[1]), value=-1).gather(1, index)
+            trie = whole._replace(before=before)
     _, without = cheapest(counts, int(lengths.max()), int(sizes.max()) - 1)
     if cost > _TREE_SHARE * without or columns > limit:
         return None
-    segment = _ranks(trie.root, torch.bincount(trie.root)) + 1
-    after = torch.stack([trie.root, segment, trie.text, trie.ids, roots[trie.text] + trie.depth - 1])
-    tree = attended_prefixes(trie.root, trie.depth, trie.parent, int(row.max()) + 1)
-    return _build(turns, row, roots, after, trie.before, tree=tree, predicting_only=True)
+    offset = _ranks(trie.root, torch.bincount(trie.root))
+    position = roots[trie.text] + trie.depth - 1
+    after = torch.stack([trie.root, offset, offset + 1, trie.text, trie.ids, position])
+    before = torch.where(trie.before < 0, -1, offset[trie.before])
+    tree = attended_prefixes(trie.root, trie.parent, int(row.max()) + 1)
+    return _build(turns, row, roots, after, before, tree=tree, predicting_only=True)
 
 
 def lay_out_candidates(prompts: Tensor, mask: Tensor, candidates: Candidates) -> Layout:
@@ -473,20 +444,17 @@ def lay_out_candidates(prompts: Tensor, mask: Tensor, candidates: Candidates) ->
         mask: bool ``(prompt, token)``.
         candidates: at least one of which has several tokens.
     """
-    trie = candidates.trie
-    rows, count, lengths = len(prompts), len(trie.ids), mask.sum(1)
-    number = torch.arange(rows, device=prompts.device)
-    row, segment = number.repeat_interleave(count), torch.arange(1, count + 1, device=prompts.device).repeat(rows)
-    position = lengths[row] + trie.depth.repeat(rows) - 1
-    after = torch.stack([row, segment, row, trie.ids.repeat(rows), position])
-    before = functional.pad(torch.arange(len(row), device=row.device).view(rows, count), (1, 0), value=-1)
+    trie, lengths = candidates.trie, mask.sum(1)
+    row, segment = torch.arange(len(prompts), device=prompts.device), torch.arange(len(trie.ids), device=prompts.device)
+    position = (lengths[:, None] + trie.depth - 1).flatten()
+    rows = row.repeat_interleave(len(segment))
+    offset, ids = torch.stack([segment, trie.ids]).repeat(1, len(row))
+    after = torch.stack([rows, offset, offset + 1, rows, ids, position])
+    before = functional.pad(segment, (1, 0), value=-1).expand(len(row), -1)
     turns = Turns(prompts, mask, prompts[:, :0], mask[:, :0])
-    layout = _build(turns, number, lengths, after, before, tree=candidates.tree)
+    layout = _build(turns, row, lengths, after, before, tree=candidates.tree)
     index = torch.where(layout.segments > 0, lengths[:, None] + layout.segments - 1, layout.position_ids)
     return replace(layout, index=index)
-
-
-# Sequences of different length.
 
 
 def common_prefix(prompt_ids: Tensor, lengths: Tensor) -> int:
@@ -501,30 +469,18 @@ def common_prefix(prompt_ids: Tensor, lengths: Tensor) -> int:
     return int(differs.int().argmax()) if bool(differs.any()) else shortest
 
 
-def ragged(lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Return item and position, each int64 ``(element,)``, of all elements of items of ``lengths`` ``(item,)``."""
-    item = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    starts = lengths.cumsum(0) - lengths
-    return item, torch.arange(len(item), device=lengths.device) - starts[item]
-
-
 def _ranks(group: Tensor, counts: Tensor) -> Tensor:
     """Return the rank of each item in its group, int64 ``(item,)``, given the size of each group."""
+    order = torch.argsort(group, stable=True)
     rank = torch.empty_like(group)
-    rank[torch.argsort(group, stable=True)] = ragged(counts)[1]
+    rank[order] = torch.arange(len(group), device=group.device) - (counts.cumsum(0) - counts)[group[order]]
     return rank
 
 
-def _first(group: Tensor, count: int, items: Tensor | None = None) -> Tensor:
-    """Return the first item of each group, int64 ``(group,)``, given the group of each item.
-
-    Args:
-        group: int64 ``(item,)``.
-        count: number of groups, none of which is empty.
-        items: ascending numbers of the items, int64 ``(item,)``; None numbers them from 0.
-    """
-    items = torch.arange(len(group), device=group.device) if items is None else items
-    return items.new_full((count,), torch.iinfo(torch.int64).max).scatter_reduce(0, group, items, "amin")
+def _first(group: Tensor, count: int) -> Tensor:
+    """Return the first item of each of ``count`` groups, int64 ``(group,)``, given the group of each item."""
+    item = torch.arange(len(group), device=group.device)
+    return item.new_full((count,), len(group)).scatter_reduce(0, group, item, "amin")
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from lrl.functional.distributions import Categorical
 from lrl.lm import layouts
 from lrl.lm.config import LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
-from lrl.lm.layouts import Turns, count_prefixes, find_prefixes, lay_out, lay_out_distinct, lay_out_trees, pack
+from lrl.lm.layouts import Turns, find_prefixes, lay_out, lay_out_distinct, lay_out_trees, pack
 from lrl.types import RandomKeys
 
 
@@ -231,10 +231,21 @@ def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(
     assert tokens[0] < tokens[1] and not torch.allclose(results[0][0], results[0][3], atol=1e-2)
 
 
-@given(st.lists(RESPONSES, min_size=1, max_size=9))
-def test_prefixes_are_counted_without_those_that_predict_nothing(texts):
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), RESPONSES), min_size=1, max_size=9))
+def test_each_prefix_that_predicts_a_token_is_found_once(rooted):
+    roots, texts = zip(*rooted, strict=True)
     ids, mask = padded(texts, 5)
-    assert count_prefixes(ids, mask.sum(1)) == len({tuple(text[:n]) for text in texts for n in range(1, len(text))})
+    trie = find_prefixes(torch.tensor(roots), ids, mask.sum(1))
+    spelled = [(roots[text], *texts[text][:depth]) for text, depth in zip(trie.text, trie.depth, strict=True)]
+    assert sorted(spelled) == sorted({(root, *text[:n]) for root, text in rooted for n in range(1, len(text))})
+    assert [root for root, *_ in spelled] == trie.root.tolist()
+    assert [last for *_, last in spelled] == trie.ids.tolist()
+    assert sorted(trie.depth.tolist()) == trie.depth.tolist()
+    numbers = {prefix: number for number, prefix in enumerate(spelled)}
+    assert trie.parent.tolist() == [numbers.get(prefix[:-1], -1) for prefix in spelled]
+    wanted = [[numbers.get((root, *text[:n]), -1) for n in range(len(text))] for root, text in rooted]
+    assert trie.before.tolist() == [[*row, *[-1] * (ids.shape[1] - len(row))] for row in wanted]
 
 
 def test_no_row_is_wider_than_the_model_takes(monkeypatch):
