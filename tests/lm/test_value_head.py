@@ -11,7 +11,7 @@ from lrl.lm.heads import ValueHead, ValueHeadConfig
 from lrl.lm.layouts import pad_prompts
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
-from lrl.training.weights import shard_language_model
+from lrl.training.weights import shard_language_model, take_weights
 from lrl.types import RandomKeys, TurnBatch
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")
@@ -52,6 +52,15 @@ def test_a_value_is_of_the_state_before_its_token(folder, model):
             expected = policy.value_head.layers(hidden[len(prompt) - 1 + token])
             torch.testing.assert_close(values[row, token], expected[0], atol=1e-5, rtol=1e-5)
     assert not values[~batch.response_mask].any()
+
+
+def test_init_from_can_load_only_the_value_head(folder):
+    policy = connected(folder)
+    weights = {name: weight + 1 for name, weight in policy.state_dict().items() if name.startswith("value_head.")}
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    take_weights(policy, weights, "run")
+    loaded = policy.state_dict()
+    assert weights and all(torch.equal(loaded[name], weight) for name, weight in (before | weights).items())
 
 
 def test_packing_changes_no_value(folder):
