@@ -218,6 +218,22 @@ def test_arguments_are_read_from_source(source, names, tmp_path, monkeypatch):
     assert (given and [one.name for one in given]) == (names and [*names])
 
 
+def test_base_classes_are_found_through_relative_imports(tmp_path, monkeypatch):
+    inner = tmp_path / "package_with_relative_imports" / "inner"
+    inner.mkdir(parents=True)
+    (inner.parent / "outer.py").write_text("class Outer:\n    def __init__(self, outer): pass")
+    (inner / "sibling.py").write_text("class Sibling:\n    def __init__(self, sibling): pass")
+    (inner / "__init__.py").write_text("from .sibling import Sibling")
+    (inner.parent / "__init__.py").touch()
+    (inner / "classes.py").write_text(
+        "from ..outer import Outer\nfrom .sibling import Sibling\nfrom . import Sibling as Reexported\n"
+        "class A(Outer): pass\nclass B(Sibling): pass\nclass C(Reexported): pass"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [arguments(find_class(f"package_with_relative_imports.inner.classes.{name}")) for name in "ABC"]
+    assert [[one.name for one in each] for each in found] == [["outer"], ["sibling"], ["sibling"]]
+
+
 @pytest.mark.parametrize(
     ("annotation", "names"),
     [
