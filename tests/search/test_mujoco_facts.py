@@ -139,6 +139,14 @@ def test_initial_states_and_observations_of_bodies(id):
         assert 0.9 * scale < speeds.max() <= scale
 
 
+@pytest.mark.parametrize(
+    ("id", "listed"), [("InvertedPendulum", "cart (force)"), ("Hopper", "thigh, leg, foot (torque)")]
+)
+def test_numbers_of_actions_are_named_by_the_parts_that_they_move(id, listed):
+    facts, _ = facts_of(f"{id}-v5")
+    assert facts.actions.startswith(f"the numbers are, in order: {listed}; each is from ")
+
+
 def test_signs_of_pitch_angles():
     for id, part, ahead, told in (
         ("Hopper", "thigh_geom", False, "A positive pitch leans forward"),
