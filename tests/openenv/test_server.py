@@ -128,7 +128,8 @@ def test_http_routes_return_what_the_protocol_requires():
         assert get("reset", {"seed": 1})["done"] is False
         assert get("step", {"action": {"text": "LEFT"}})["reward"] == 0.0
         assert get("state")["step_count"] == 1
-        assert get("mcp", {"id": 4})["id"] == 4
+        response = get("mcp", {"id": 4})
+        assert response["id"] == 4 and response["error"]["code"] == -32601, "JSON-RPC's code of an unknown method"
         assert get("mcp", {"id": "\ud800"})["id"] == "\ud800"
         for no_id in ({"id": float("nan")}, {"id": ["\ud800"]}, []):
             assert get("mcp", no_id)["id"] is None

@@ -155,6 +155,20 @@ def test_pong_serves_and_bounces_as_described():
     assert rewards.tolist() == [0, 0, 1, 0] and terminated.tolist() == [False, False, False, True]
 
 
+def test_observations_of_pong_come_close_to_the_bounds_of_their_space():
+    pong, rng = Pong(), np.random.default_rng(0)
+    states = np.array([pong.start(rng) for _ in range(400)])
+    actions, seen = np.arange(400) % 3, []  # paddles that always move up, move down or stay
+    for _ in range(200):
+        seen.append(pong.observe(states))
+        states, _, terminated = pong.step(states, actions, np.zeros((len(states), 0)))
+        seen.append(pong.observe(states))
+        states, actions = states[~terminated], actions[~terminated]
+    seen, space = np.concatenate(seen), pong.observation_space
+    np.testing.assert_allclose(seen.min(axis=0), space.low, atol=1)
+    np.testing.assert_allclose(seen.max(axis=0), space.high, atol=15)  # the opponent returns the ball at x = 780
+
+
 # -- navigation ----------------------------------------------------------------------------------------------------
 
 
