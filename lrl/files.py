@@ -54,7 +54,7 @@ def write_whole(path: str | Path, newline: str | None = None) -> Iterator[TextIO
         newline: see :func:`open`.
 
     Raises:
-        OSError: the file cannot be written; the error names it.
+        OSError: If the file cannot be written; the error contains its path.
     """
     target = Path(path).resolve()
     if target.exists() and not target.is_file():

@@ -66,7 +66,7 @@ def check_fields(settings: Any, key: str) -> None:
         key: what the configuration calls it.
 
     Raises:
-        ValueError: a value is out of range, or not one of the names that its field allows.
+        ValueError: If a value is out of range, or is not one of the names that its field allows.
     """
     hints = get_type_hints(type(settings))
     for name, value in check_values(hints, vars(settings), key).items():
@@ -83,7 +83,7 @@ def check_seed(key: str, seed: int, count: int = 1, maximum: int = MAX_SEED) -> 
         maximum: greatest possible seed.
 
     Raises:
-        ValueError: one of the seeds is negative or too great.
+        ValueError: If one of the seeds is negative or too large.
     """
     last = maximum - max(count - 1, 0)
     if not 0 <= seed <= last:
@@ -100,7 +100,7 @@ def check_arguments(function: Any, values: Mapping[str, Any], key: str) -> None:
         key: what the configuration calls the object that is made.
 
     Raises:
-        ValueError: a value is out of range, or not one of the names that its argument allows.
+        ValueError: If a value is out of range, or is not one of the names that its argument allows.
     """
     check_values(get_type_hints(function), values, key)
 

@@ -28,31 +28,31 @@ class CollectOptions:
     episodes: PositiveInt = 100
     """Number of episodes, one seed each, all played to their end."""
     max_episode_steps: int | None = None
-    """Steps after which an episode is truncated; default: those of the environment."""
+    """Number of steps after which an episode is truncated; default: the limit of the environment."""
     seed: Seed = 0
     """Seed of the first episode."""
     num_envs: PositiveInt = 1
     """Episodes that are played in parallel; the data set does not depend on it."""
     vectorization: Literal["sync", "async"] = "sync"
-    """Whether environments run in processes of their own: async."""
+    """sync steps the environments one after another, async each in its own process."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature of a run; 0 takes its mean or most probable action."""
     random_share: ClosedUnitInterval = 0.0
     """Share of turns with a random action."""
     advisor: str | None = None
-    """Expert or a run; its action in each state is recorded beside that of the policy."""
+    """One of expert, a checkpoint or a run directory, whose action in each state is recorded in addition."""
     successful_only: bool = False
-    """Keep only episodes that the environment calls a success."""
+    """Write only successful episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Options of what is made of the data set."""
+    """Options of the output that is made from the data set."""
 
     jsonl: Path | None = None
     """Write the data set as JSON lines to this file as well."""
     digits: bool = False
-    """Write actions of --jsonl that are words as numbers of the action space."""
+    """Write the actions of --jsonl as numbers of the action space instead of names."""
     ranges: bool = False
     """Print the ranges of the observations, for env.numbers."""
     statistics: bool = False
@@ -75,10 +75,10 @@ def collect(
 
     Args:
         dataset_id: name of the Minari data set, such as lrl/babyai-goto/bot-v0.
-        policy: one of expert, random and constant, a checkpoint or a run directory; without it nothing is played.
+        policy: one of expert, random and constant, a checkpoint or a run directory; default: no episodes are played.
         env: environment of the episodes.
         play: how episodes are played.
-        export: what is made of the data set.
+        export: output that is made from the data set.
     """
     _check(policy, play, export)
     actor, envs = _load(policy, env, play)
@@ -102,15 +102,17 @@ def collect(
 
 
 def _check(policy: str | None, play: CollectOptions, export: ExportOptions) -> None:
-    """Raise if the options ask for nothing, or contradict each other.
+    """Check that the options request an output and do not contradict each other.
 
     Raises:
-        ValueError: If they do.
+        ValueError: If they request no output, or contradict each other.
     """
     if policy is None and export.jsonl is None and not (export.ranges or export.statistics):
         raise ValueError("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")
     if export.digits and export.jsonl is None:
-        raise ValueError("--digits is given without --jsonl, and no lines are written; leave it out, or give --jsonl.")
+        raise ValueError(
+            "--digits is given without --jsonl, so that no lines are written; leave it out, or give --jsonl."
+        )
     if export.jsonl is not None and export.jsonl.is_dir():
         raise ValueError(f"--jsonl is {export.jsonl}, which is a folder; it must be a file.")
     for name in changed(play) if policy is None else ():
@@ -118,14 +120,18 @@ def _check(policy: str | None, play: CollectOptions, export: ExportOptions) -> N
         given = f"--{name} is given" if value is True else f"--{name} is {value}"
         raise ValueError(f"{given} without --policy, and nothing is played; leave it out, or give --policy.")
     if play.advisor is not None and export.jsonl is not None:
-        raise ValueError(f"--jsonl is {export.jsonl}, whose lines cannot hold advice; leave it or --advisor out.")
+        raise ValueError(
+            f"--jsonl is {export.jsonl}, whose lines cannot contain the actions of --advisor; leave one of them out."
+        )
     if play.advisor is not None and play.successful_only:
         raise ValueError(
-            "--successful_only drops the episodes in which --policy fails, where advice counts; leave one of both out."
+            "--successful_only is given with --advisor, but omits the episodes in which --policy fails, for which the "
+            "advisor's actions are most useful; leave one of them out."
         )
 
 
 def _yaml(ranges: Ranges) -> str:
+    """Return ranges or statistics as YAML on one line."""
     if isinstance(ranges, Mapping):
         return "{" + ", ".join(f"{key}: {_yaml(own)}" for key, own in ranges.items()) + "}"
     return "[" + ", ".join(f"[{first:.6g}, {second:.6g}]" for first, second in ranges) + "]"
@@ -160,7 +166,7 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
     """Load the actor of ``--advisor``, None without it.
 
     Raises:
-        ValueError: If it is neither ``expert`` nor a path, or cannot act in the environment.
+        ValueError: If ``--advisor`` is neither ``expert`` nor a path, or cannot act in the environment.
     """
     from lrl.codecs.numbers import NumberFormat
     from lrl.evaluation.load import load_baseline, load_policy, saved_numbers
@@ -212,11 +218,11 @@ class _EndedBySignal(SystemExit):
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Exit by an exception when a scheduler ends the program, so that the episodes that were played are kept."""
+    """Raise an exception when a scheduler ends the program, so that finished episodes are kept."""
     process = os.getpid()
 
     def leave(number: int, _: object) -> None:
-        if os.getpid() != process:  # an environment in a process of its own
+        if os.getpid() != process:  # the process of an environment
             os._exit(128 + number)
         raise _EndedBySignal(128 + number)
 

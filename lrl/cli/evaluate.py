@@ -24,13 +24,13 @@ class SubjectOptions:
     checkpoint: str | None = None
     """A checkpoint or a run directory."""
     policy: str | None = None
-    """A baseline: random, constant or expert; or mlp, where --checkpoint must hold an MLP."""
+    """A baseline: random, constant or expert; or mlp, which requires an MLPPolicy in --checkpoint."""
     success_at: Literal["last_step", "any_step"] | None = None
     """Which steps decide whether an episode is a success; default: env.success_at of the run, or last_step."""
     merge_adapters: bool = False
-    """Play with the adapters merged into the weights: faster, the same up to rounding."""
+    """Merge the adapters into the weights first, which is faster; results are the same up to rounding."""
     rephrase: str | None = None
-    """YAML file with other words for the prompts; the episodes are played again with each of them."""
+    """YAML file of rephrased prompts; the episodes are played again with each of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def _on_device(
     loaded = language_model.with_retries(loaded)
     with fabric.autocast():
         results = play.play(fabric, loaded)
-        usage = loaded.policy.report()  # before the episodes in other words add to it
+        usage = loaded.policy.report()  # without the episodes of rephrased prompts
         row = "trained" if subject.checkpoint else "model" if language_model.model else str(subject.policy)
         rows = {row: results} | _play_baselines(fabric, loaded, play, row)
         lines = [results.success_rule, exact_line(loaded, play.temperature)]
@@ -162,7 +162,7 @@ def _play_baselines(fabric: Fabric, loaded: Loaded, play: PlayOptions, row: str)
 def _play_rephrased(
     fabric: Fabric, loaded: Loaded, play: PlayOptions, file: str | None
 ) -> dict[str, tuple[EpisodeResults, str]]:
-    """Play with the prompts in other words; return by name the episodes and the exact success."""
+    """Play the episodes with each rephrasing; return results and the exact success by name."""
     if file is None:
         return {}
     from lrl.evaluation.rephrased import read_phrasings, rephrased
@@ -175,11 +175,12 @@ def _play_rephrased(
 
 
 def exact_line(loaded: Loaded, temperature: float) -> str:
-    """Describe the exact success of the greedy policy, or return "" where there is no transition table.
+    """Describe the exact success of the greedy policy, or return "" if there is no transition table.
 
     Args:
         loaded: the policy, and the environment.
-        temperature: of the episodes; further requests to a chat model may cost money, so they are made only at 0.
+        temperature: sampling temperature of the episodes; a chat model, whose requests may cost money, is queried only
+            at 0.
     """
     from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of
     from lrl.policies.retrying import RetryingActor
@@ -200,6 +201,7 @@ def exact_line(loaded: Loaded, temperature: float) -> str:
 
 
 def _print(rows: dict[str, EpisodeResults], loaded: Loaded, play: PlayOptions, caption: str) -> None:
+    """Print the table of results in the terminal."""
     from rich.console import Console
 
     from lrl.evaluation.report import results_table

@@ -30,8 +30,8 @@ def expert_q(
         method: how the Q-values are computed.
         seed: seed of the episodes.
         gamma: discount per step.
-        episodes: greedy episodes to play; failures are left out.
-        learning_episodes: episodes of q_learning.
+        episodes: number of greedy episodes to play; failed episodes are omitted.
+        learning_episodes: number of episodes of q_learning.
     """
     import gymnasium as gym
 

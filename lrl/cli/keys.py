@@ -69,11 +69,11 @@ _ROOTS = {"model": "lrl.training.module.RunModule", "data": "lightning.pytorch.L
 _STOCK = ("callbacks", "loggers", "strategies", "profilers", "plugins")
 """Folders of Lightning whose classes have short names."""
 _TOP = {
-    "config": "an experiment, here or among those that ship with lrl; a second one is an overlay on top of it",
+    "config": "configuration file, by its path or the name of one that ships with lrl; further ones are overlays",
     "model": "class of the algorithm",
     "data": "class of the data module",
     "seed_everything": "seed of all random numbers (default: 0)",
-    "run_directory": "where to write the run (default: runs/<env>/<algorithm>/<date>-seed<k>)",
+    "run_directory": "folder to which the run is written (default: runs/<env>/<algorithm>/<date>-seed<k>)",
     "ckpt_path": "checkpoint or run directory to resume from",
     "weights_only": "whether a checkpoint is loaded without unpickling other objects",
     "push_to_hub": "repository of the Hugging Face hub to which the trained model is exported",
@@ -85,11 +85,11 @@ _NO_KEYS = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "dat
 _OBJECT = ("class_path", "init_args", "dict_kwargs")
 """The keys of a mapping that describes an object."""
 _MANY = 20
-"""With more arguments than this a class's arguments are not listed in an error."""
+"""Number of keys above which an error does not list all of them."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of ``known`` that ``name`` is in another library, or that is spelt almost like it, or None."""
+    """Return the known name that means the same as ``name`` in another library or is spelt similarly, or None."""
     names = list(known)
     synonym = next((other for other in SYNONYMS.get(name, ()) if other in names), None)
     return synonym or next(iter(difflib.get_close_matches(name, names, n=1)), None)
@@ -99,7 +99,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def check_keys(words: Sequence[str]) -> None:
-    """Raise for a key that a class does not have, in the configurations and options of a command line.
+    """Check that the keys in the configurations and options of a command line exist.
 
     What cannot be decided without importing a class is left to the parser: classes that pass arguments on, values of a
     wrong type, and files that cannot be read.
@@ -108,7 +108,7 @@ def check_keys(words: Sequence[str]) -> None:
         words: the command and its options, such as ``["fit", "--config", "frozen_lake/grpo.yaml"]``.
 
     Raises:
-        ValueError: If there is such a key.
+        ValueError: If a class does not have one of the keys.
     """
     keys = _Keys({*_TOP, *(one.name for one in _of_command(words[0]))})
     for settings in _settings(words[1:]):
@@ -153,7 +153,7 @@ def _value(text: str, is_config: bool = False) -> Any:
 
 
 class _Keys:
-    """Follows the settings of a run in their order, and knows which class each key has at the time.
+    """Checks the settings of a run in their order, and records the class that each key currently has.
 
     Args:
         top: the keys at the top of a configuration.
@@ -194,11 +194,11 @@ class _Keys:
             self._value(one.module, one.annotation, value, (*key, name))
 
     def _value(self, module: str, annotation: ast.expr | None, value: Any, key: tuple[str, ...]) -> None:
-        """Check the value of an argument, as far as its type names classes."""
+        """Check the value of an argument if its type contains classes."""
         classes = classes_of(module, annotation, elements=isinstance(value, list))
         for part in (value if isinstance(value, list) else [value]) if classes else ():
             if isinstance(value, list):
-                self.classes.pop(_place(key), None)  # each element is an object of its own
+                self.classes.pop(_place(key), None)  # each element is a separate object
             group = classes[0] if len(classes) == 1 and classes[0].is_dataclass else None
             known = arguments(group) if group else None
             if group is None:
@@ -223,7 +223,9 @@ class _Keys:
             if near and name not in {one.name for one in known or ()}:
                 raise ValueError(f"{full} is not a key of an object; did you mean {near[0]!r}?")
             if known is not None and "class_path" in given:
-                raise ValueError(f"{full} stands beside class_path; it must be {'.'.join((*key, 'init_args', name))}.")
+                raise ValueError(
+                    f"{full} is given next to class_path; it must be {'.'.join((*key, 'init_args', name))}."
+                )
         if kind is None or known is None:
             return
         self._arguments(kind.name, known, others, key)
@@ -243,6 +245,7 @@ class _Keys:
 
 
 def _place(key: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a key without its parts ``init_args``."""
     return tuple(part for part in key if part != "init_args")
 
 
@@ -270,7 +273,7 @@ def _names(known: Iterable[Argument]) -> dict[str, str]:
 
 
 def _hint(near: str | None, known: Iterable[str]) -> str:
-    """Return the end of an error: the key that was probably meant, or those that there are."""
+    """Return the end of an error: the key that was probably meant, or all known keys."""
     names = sorted(known)
     if near or not names:
         return f"; did you mean {near!r}?" if near else ", which has none."
@@ -281,7 +284,7 @@ def _hint(near: str | None, known: Iterable[str]) -> str:
 
 
 def help_text(words: Sequence[str], purpose: str) -> str | None:
-    """Return the help that a command line asks for; None if it asks for none, or for that of an unknown class.
+    """Return the help text that a command line requests; None if it requests none, or if the class is unknown.
 
     Args:
         words: the command and its options.
@@ -325,7 +328,7 @@ def _overview(command: str, purpose: str) -> str:
 
 
 def _family(kind: SourceClass) -> str:
-    """Return the name of what a component is: a class of Lightning, or the most general class of its package."""
+    """Return the name of a component's base class: one of Lightning, or the most general one of its package."""
     line = lineage(kind)
     names = [one.name for one in line]
     lightning = next((name for name in ("LightningModule", "LightningDataModule", "Callback") if name in names), None)
@@ -333,7 +336,7 @@ def _family(kind: SourceClass) -> str:
 
 
 def _class_help(program: str, key: str, kind: SourceClass) -> str | None:
-    """Return the arguments of a class, or None if source files do not tell them."""
+    """Return the arguments of a class, or None if source files do not determine them."""
     known = arguments(kind)
     if known is None:
         return None
@@ -346,7 +349,7 @@ def _lines(key: str, known: Iterable[Argument], given: Mapping[str, str] | None 
     """Return options and their descriptions; those of a group of settings follow it.
 
     Args:
-        key: what the options begin with.
+        key: prefix of the options.
         known: the arguments.
         given: default values that a class gives to a group of settings.
     """

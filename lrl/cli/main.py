@@ -44,7 +44,7 @@ def base_config() -> Path:
     """
     path = shipped("configs/base.yaml")
     if path is None:
-        raise ValueError("configs/base.yaml is missing from lrl; restore it, every experiment starts from it.")
+        raise ValueError("configs/base.yaml is missing from lrl; restore it, because every experiment starts from it.")
     return Path(path)
 
 
@@ -161,7 +161,7 @@ class LRLCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--run_directory`` and ``--push_to_hub``, and link values that must agree."""
-        parser.add_argument("--run_directory", type=str | None, default=None, help="where to write the run")
+        parser.add_argument("--run_directory", type=str | None, default=None, help="folder to which the run is written")
         parser.add_argument(
             "--push_to_hub",
             type=str | None,
@@ -199,7 +199,7 @@ class LRLCLI(LightningCLI):
             config.ckpt_path = str(restarted)
         if not trains and not config.get("ckpt_path"):
             logging.getLogger("lrl").warning(
-                "no --ckpt_path: %s scores the policy as it is before training", self.subcommand
+                "no --ckpt_path is given: %s evaluates the untrained policy", self.subcommand
             )
         set_data_parallel_size(config.trainer)
         for logger in loggers:
@@ -259,27 +259,26 @@ _LIMITS = {
 
 
 def check_settings(trainer: Namespace, subcommand: str | None) -> None:
-    """Raise for settings of the trainer that lrl would ignore, and drop what ``enable_checkpointing: false`` excludes.
+    """Check the settings of the trainer, and remove the checkpoint callback if ``enable_checkpointing`` is false.
 
     Args:
-        trainer: the configuration of the trainer; its ``callbacks`` lose :class:`CollectionCheckpoint` where
-            ``enable_checkpointing`` is false.
-        subcommand: what is run; None trains.
+        trainer: the configuration of the trainer; its ``callbacks`` are changed in place.
+        subcommand: the subcommand; None is the same as ``fit``.
 
     Raises:
         ValueError: If a setting would be ignored.
     """
     if trainer.default_root_dir is not None:
         raise ValueError(
-            f"trainer.default_root_dir is {str(trainer.default_root_dir)!r}; it must be null, run_directory says where "
-            "a run is written."
+            f"trainer.default_root_dir is {str(trainer.default_root_dir)!r}; it must be null, because "
+            "run_directory determines where a run is written."
         )
     if trainer.barebones:
-        raise ValueError("trainer.barebones is true; it must be false, a run of lrl logs and keeps checkpoints.")
+        raise ValueError("trainer.barebones is true; it must be false, because runs of lrl log and keep checkpoints.")
     for name in _LIMITS[subcommand or "fit"]:
         if trainer[name] == 0:
             done = "trained" if subcommand in (None, "fit") else "evaluated"
-            raise ValueError(f"trainer.{name} is 0; it must not be 0, nothing would be {done}.")
+            raise ValueError(f"trainer.{name} is 0; it must not be 0, because nothing would be {done}.")
     given = trainer.callbacks
     callbacks = given if isinstance(given, list) else [] if given is None else [given]
     if trainer.enable_checkpointing is False:
@@ -333,7 +332,7 @@ def append_rows(logger: CSVLogger) -> None:
     kept = file.with_name(".metrics.csv.kept")
     os.replace(file, kept)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Experiment logs directory")  # whose files it would delete
+        warnings.filterwarnings("ignore", "Experiment logs directory")  # its files are kept
         writer = logger.experiment
     os.replace(kept, file)
     with file.open(newline="", encoding="utf-8") as rows:
@@ -370,7 +369,7 @@ def check_wandb_login() -> None:
     """Check that Weights & Biases has an API key if no terminal can ask for one.
 
     Raises:
-        ValueError: If it has none.
+        ValueError: If there is no API key.
     """
     if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
         return
@@ -378,7 +377,7 @@ def check_wandb_login() -> None:
 
     if not wandb.login(prompt=False, verify=False):
         raise ValueError(
-            "trainer.logger has a WandbLogger, but there is no login; call `wandb login`, set WANDB_API_KEY, or set "
+            "trainer.logger has a WandbLogger, but there is no API key; call `wandb login`, set WANDB_API_KEY, or set "
             "WANDB_MODE=offline."
         )
 

@@ -26,17 +26,20 @@ def merge(
 
     lrl merge --checkpoint RUN --output_dir DIR
 
-    The folder holds safetensors, configurations, tokenizer and chat template, and loads without lrl or peft:
-    transformers and vLLM take it, and so does language_model.name: DIR. It is loaded again and compared with the
-    adapter model, and the distance is printed. A model that was trained whole is written as it is.
+    The folder contains safetensors, configurations, tokenizer and chat template. transformers and vLLM can load it
+    without lrl or peft; in lrl it is language_model.name: DIR. The merged model is loaded again and compared with the
+    model with adapters, and the distance is printed. A model without adapters is written unchanged.
 
     Args:
         output_dir: the folder to write; must be new or empty.
         checkpoint: a checkpoint or a run directory.
         peft_model_id: a folder or hub name of an adapter that peft saved.
         push_to_hub: push the folder to the private repository of the hub with this name.
-        value_head: write the critic of --checkpoint as value_head/value_head.safetensors, which model.init_from takes.
-        dtype: data type of the folder; default: that of the weights.
+        value_head: write the critic of --checkpoint as value_head/value_head.safetensors, for model.init_from.
+        dtype: data type of the written weights; default: that of the model.
+
+    Raises:
+        ValueError: If the options contradict each other, the folder is not empty, or the model cannot be loaded.
     """
     from lrl.lm.merging import check_new_folder, save_merged
     from lrl.training.export import create_repo, upload
@@ -44,7 +47,7 @@ def merge(
     exactly_one(checkpoint=checkpoint, peft_model_id=peft_model_id)
     check_new_folder(output_dir, "output_dir")
     if value_head and checkpoint is None:
-        raise ValueError("--value_head is given with --peft_model_id, and an adapter of peft has none; leave it out.")
+        raise ValueError("--value_head is given with --peft_model_id, but an adapter of peft has none; leave it out.")
     if push_to_hub and (error := create_repo(push_to_hub, private=True)):
         raise ValueError(error)
     model, save_others, config = (
@@ -67,7 +70,7 @@ def _of_checkpoint(checkpoint: str, value_head: bool) -> _Source:
     """Load the language model of a checkpoint.
 
     Raises:
-        ValueError: If there is none, or no value head where one is asked for.
+        ValueError: If the checkpoint has no language model, or has no value head that can be written, if requested.
     """
     from lrl.evaluation.load import load_weights
 

@@ -21,7 +21,7 @@ def plot(
 ) -> None:
     """Draw a logged metric of runs, with a 95% interval over seeds.
 
-    lrl plot runs/frozen_lake/grpo/* --metric val/success_rate --baseline optimum=.744 --out curve.png
+    lrl plot runs/frozen_lake/grpo/* --metric val/success_rate --baseline optimum=0.744 --out curve.png
     lrl plot small=runs/a/x-seed0 small=runs/a/x-seed1 large=runs/b/x-seed0 --clock minutes --out b.png
 
     Args:
@@ -29,7 +29,7 @@ def plot(
             is labelled by the folder that holds it.
         metric: any column of metrics.csv.
         clock: the x axis.
-        statistic: what is drawn of the runs of a label: their mean or interquartile mean.
+        statistic: how the runs of a label are averaged: mean or interquartile mean.
         baseline: horizontal lines, each LABEL=VALUE.
         title: title of the plot.
         out: the PNG to write.

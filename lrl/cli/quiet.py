@@ -1,4 +1,4 @@
-"""Silence tips and deprecation warnings of libraries; each entry says whose and why."""
+"""Silencing of tips and deprecation warnings of libraries, and progress bars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def silence_libraries() -> None:
         os.environ.setdefault("WANDB_SILENT", "true")  # wandb prints where it writes, which is the run directory
     for name, level in {
         "lightning.pytorch": logging.WARNING,  # tips, and "GPU available: False"
-        "lightning.pytorch.callbacks": logging.INFO,  # what a callback is asked to print, such as a model summary
+        "lightning.pytorch.callbacks": logging.INFO,  # output that the user requests, such as a model summary
         "lightning.fabric": logging.WARNING,  # "Seed set to 0"
         "bitsandbytes": logging.ERROR,  # recommends optional kernels on import
         "httpx": logging.WARNING,  # one line per request
@@ -29,9 +29,9 @@ def silence_libraries() -> None:
     # LightningCLI 2.6.6 still calls what jsonargparse 4.49 deprecated (Lightning #21906).
     warnings.filterwarnings("ignore", module="jsonargparse.*")
     warnings.filterwarnings("ignore", message=".*jsonargparse.*", category=DeprecationWarning)
-    # The rollout buffer lives in this process, so workers of the data loader have nothing to do.
+    # The rollout buffer is in this process, so workers of the data loader would be idle.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    # The learning rate follows optimizer steps, and no-op steps are none.
+    # The learning rate is scheduled per optimizer step, and no-op steps do not count.
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step.*")
     # Lightning 2.6.6 builds a tree spec in a way that torch deprecates.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
@@ -40,7 +40,7 @@ def silence_libraries() -> None:
     # Lightning writes checkpoints and metrics to the run directory on purpose; it holds the records of the launch.
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
-    # dm_control looks for a display when it is imported, and works without.
+    # dm_control looks for a display when it is imported, and works without one.
     warnings.filterwarnings("ignore", message=".*DISPLAY environment variable.*")
 
 

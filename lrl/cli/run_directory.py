@@ -32,11 +32,12 @@ _RECORDS = (
 
 
 _EARLIER = "earlier"
-"""Folder of what a launch that goes on in a run directory replaces: one folder for each such launch, by number."""
+"""Folder of the files that are replaced when a launch continues in a run directory; each such launch adds a numbered
+folder."""
 _WHOLE = "whole_"
-"""Begins the name of a file there that was cut, as it was before."""
+"""Prefix of the name of a complete file there whose copy in the run directory was cut."""
 _RESTART = ".restart"
-"""File with the number of the restart of a Slurm job in which the directory was used last."""
+"""File with the number of restarts of the Slurm job when the directory was last used."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class RunDirectory:
 
     path: Path
     made: tuple[Path, ...] | None = None
-    """Directories that this launch created, innermost first; None where others may have written into ``path``."""
+    """Directories that this launch created, innermost first; None if ``path`` may contain files of other launches."""
     earlier: Path | None = None
-    """Where the records of the launch before were moved, if this launch goes on in the same directory."""
+    """Folder to which the records of the previous launch were moved, if this launch continues in the same directory."""
 
     @classmethod
     def create(cls, wanted: str | None, experiment: str, seed: int, resumed: str | None = None) -> RunDirectory:
@@ -60,10 +61,10 @@ class RunDirectory:
             wanted: the path that the user gave; None takes ``runs/<experiment>/<date>-seed<k>``.
             experiment: ``<env>/<algorithm>``.
             seed: the run's seed.
-            resumed: the checkpoint that training goes on from, if any.
+            resumed: the checkpoint from which training continues, if any.
 
         Raises:
-            ValueError: the path is not empty, or cannot be written to.
+            ValueError: If the directory is not empty, or cannot be written to.
         """
         path = Path(os.environ.get(_VARIABLE) or wanted or _default(Path("runs") / experiment, seed)).resolve()
         first = (
@@ -107,7 +108,8 @@ class RunDirectory:
     def restart_from(self) -> Path | None:
         """Return the newest checkpoint in the directory if a Slurm job was restarted; None if there is none.
 
-        Those of Lightning's handler of Slurm's signal count as well. A file that cannot be read is passed over.
+        Checkpoints that Lightning writes on a signal of Slurm are considered as well. Files that cannot be read are
+        skipped.
         """
         if not _restarts():
             return None
@@ -117,19 +119,19 @@ class RunDirectory:
             try:
                 read_checkpoint(checkpoint, weights=False)
             except ValueError as error:
-                logging.getLogger("lrl").warning("passed over a checkpoint: %s", error)
+                logging.getLogger("lrl").warning("skipped a checkpoint: %s", error)
             else:
                 return checkpoint
         return None
 
     def lengths(self) -> dict[str, int]:
-        """Return how far the files that a run appends to have been written: rows of CSV files, bytes of others."""
+        """Return the lengths of the files that a run appends to: rows of CSV files, bytes of others."""
         return {file.name: _length(file) for file in self.path.iterdir() if _is_appended(file)}
 
     def rewind(self, lengths: Mapping[str, int]) -> None:
-        """Cut what was appended after a checkpoint was written: the run that goes on from there appends it again.
+        """Remove what was appended after a checkpoint was written, because the continued run appends it again.
 
-        The whole files are kept as :attr:`earlier`.
+        The complete files are kept in :attr:`earlier`.
 
         Args:
             lengths: what :meth:`lengths` returned when the checkpoint was written.
@@ -150,7 +152,7 @@ class RunDirectory:
                 _replace(file, file.read_bytes()[:kept])
 
     def close(self) -> None:
-        """End ``run.log``, for a program that goes on after the run."""
+        """Close ``run.log``, for a program that continues after the run."""
         _stop_log()
         logger = logging.getLogger("lrl")
         logger.handlers.clear()
@@ -211,8 +213,9 @@ def _restarts() -> int:
 def _default(parent: Path, seed: int) -> Path:
     """Return the default path, named by the date or by the job.
 
-    Processes that Slurm or torchrun start together find the same name, each by itself. Where there is one process, a
-    second launch in the same job gets another one, and the n-th launch of a job that was restarted the n-th.
+    Processes that Slurm or torchrun start together compute the same name independently. A job with a single process
+    gives each further launch a new name; after a restart of the job, its n-th launch gets the name of the n-th launch
+    before.
     """
     job, group = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", os.environ.get("SLURM_NTASKS", 1)))
@@ -227,7 +230,7 @@ def _default(parent: Path, seed: int) -> Path:
 
 
 def _awaits_restart(path: Path) -> bool:
-    """Return whether a run of this job was not yet taken up again since the job was restarted."""
+    """Return whether a run of this job has not been continued since the job was restarted."""
     file = path / _RESTART
     return _restarts() > (int(file.read_text(encoding="utf-8")) if file.exists() else 0)
 
@@ -257,7 +260,7 @@ def _replace(file: Path, content: bytes) -> None:
 
 
 class _RunLog(logging.FileHandler):
-    """Handler of ``run.log``, silent on a full disk: the run's own files fail there with a clearer error."""
+    """Handler of ``run.log`` that ignores write errors: on a full disk, other files of a run raise clearer errors."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Print the traceback of an error, unless writing failed."""

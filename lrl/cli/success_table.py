@@ -31,7 +31,7 @@ def success_table(
 ) -> None:
     """Evaluate policies in several environments, and print a Markdown table with 95% intervals.
 
-    One policy: return, length and success. Several: the success (or another figure) of each, side by side.
+    The table of one policy has its return, length and success; that of several policies has the --figure of each.
 
     lrl success_table --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
     lrl success_table --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --env_id lrl/BabyAI-GoToLocal-v0
@@ -43,12 +43,12 @@ def success_table(
         policy: a baseline: random, constant or expert.
         env_kwargs: JSON objects of arguments; each environment is played with each of them.
         play: episodes in each environment.
-        accelerator: kind of the one device that plays.
-        precision: precision of Fabric, for example bf16-mixed; default: that of the weights.
-        merge_adapters: play with the adapters merged into the weights: faster, the same up to rounding.
-        figure: figure that is shown of several policies.
+        accelerator: kind of the device; only one is used.
+        precision: precision for Lightning Fabric, for example bf16-mixed; default: that of the weights.
+        merge_adapters: merge the adapters into the weights first, which is faster; results are the same up to rounding.
+        figure: metric that is shown for several policies.
         machine: description of the machine, for the file.
-        json: write all figures to this file.
+        json: write all results to this file.
     """
     from lrl.cli.run_directory import commit
     from lrl.evaluation.report import environments_table, write_json
@@ -58,7 +58,7 @@ def success_table(
     subjects = labelled(checkpoint) if checkpoint else [(str(policy), None)]
     fabric = DeviceOptions(accelerator=accelerator, precision=precision).fabric()
     env_kwargs = env_kwargs or [{}]
-    if merge_adapters:  # what cannot be merged is an error before anything is played
+    if merge_adapters:  # reports a model that cannot be merged before the episodes
         for label, path in subjects[1:]:
             merge_adapters_of(_load(label, path, env_id[0], env_kwargs[0]).policy, label)
     rows: list[dict[str, Any]] = []
@@ -81,13 +81,13 @@ def labelled(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return label and path of each ``[label=]path``.
 
     Raises:
-        ValueError: If two have the same label.
+        ValueError: If two paths have the same label.
     """
     pairs = [(text, text) if Path(text).exists() or "=" not in text else text.split("=", 1) for text in texts]
     labels = [label for label, _ in pairs]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise ValueError(f"--checkpoint names {twice!r} twice; give each a label of its own: LABEL=RUN.")
+        raise ValueError(f"--checkpoint names {twice!r} twice; give each another label: LABEL=RUN.")
     return [(label, path) for label, path in pairs]
 
 

@@ -73,5 +73,5 @@ def test_weights_and_biases_without_login_is_told_before_anything_is_made(mode, 
         check_wandb_login()
         return
     monkeypatch.setattr(wandb, "login", lambda prompt, verify: False)
-    with pytest.raises(ValueError, match="there is no login; call `wandb login`"):
+    with pytest.raises(ValueError, match="there is no API key; call `wandb login`"):
         check_wandb_login()

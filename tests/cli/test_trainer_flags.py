@@ -192,7 +192,7 @@ REFUSED = {
     ),
     "default_root_dir": (
         flag("default_root_dir", "here"),
-        "trainer.default_root_dir is 'here'; it must be null, run_directory says where a run is written.",
+        "trainer.default_root_dir is 'here'; it must be null, because run_directory determines where a run is written.",
     ),
     "EarlyStopping on nothing": (
         callback("EarlyStopping", monitor="nothing"),
@@ -226,7 +226,7 @@ REFUSED_SWEEP = {
     ),
     "barebones": (
         flag("barebones", True),
-        "trainer.barebones is true; it must be false, a run of lrl logs and keeps checkpoints.",
+        "trainer.barebones is true; it must be false, because runs of lrl log and keep checkpoints.",
     ),
     "limit_val_batches": (
         flag("limit_val_batches", 0.5),
@@ -234,7 +234,7 @@ REFUSED_SWEEP = {
         "data.validation.episodes sets its size.",
     ),
     **{
-        name: (flag(name, 0), f"trainer.{name} is 0; it must not be 0, nothing would be trained.")
+        name: (flag(name, 0), f"trainer.{name} is 0; it must not be 0, because nothing would be trained.")
         for name in ("limit_train_batches", "max_epochs", "max_steps")
     },
     "SpikeDetection": (
@@ -308,7 +308,7 @@ def test_an_evaluation_of_nothing_is_refused(command, limit, tmp_path):
     flags = flag(f"limit_{limit}_batches", 0)
     words = ["python", "-m", "lrl", command, *words_of("ppo"), "--run_directory", str(tmp_path / "run"), *flags]
     done = run_words(words)
-    sentence = f"trainer.limit_{limit}_batches is 0; it must not be 0, nothing would be evaluated."
+    sentence = f"trainer.limit_{limit}_batches is 0; it must not be 0, because nothing would be evaluated."
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"lrl: {sentence}"
 
 
