@@ -216,7 +216,7 @@ def read_figures(
     curves: dict[int, _Curve] = {}
     for path in paths:
         if not path.exists():
-            raise ValueError(f"run is {str(path)!r}, which does not exist; name a run directory or a kept result.")
+            raise ValueError(f"run is {str(path)!r}, which does not exist; name a run directory or a file of results.")
         if path.suffix == ".json":
             result = _kept(path)
             found = [(int(run["seed"]), _kept_curve(path, result, run, metric)) for run in result["runs"]]
@@ -234,6 +234,11 @@ def read_figures(
 
 
 def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[int, float]:
+    """Return the env steps after which each run first reaches a value.
+
+    Raises:
+        ValueError: If a run never reaches the value, or does not count env steps.
+    """
     best = {seed: max(curve.values) for seed, curve in curves.items()}
     worst = min(best, key=lambda seed: best[seed])
     if not best[worst] >= value:
@@ -250,7 +255,11 @@ def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[i
 
 
 def _kept(path: Path) -> dict[str, Any]:
-    """Read a stored result that contains runs."""
+    """Read a stored result that contains runs.
+
+    Raises:
+        ValueError: If the file cannot be read, or contains no runs with a metric.
+    """
     result = read_result(path)
     if "metric" not in result or not result.get("runs"):
         raise ValueError(f"run is {str(path)!r}, which holds no runs with a metric; name the result of training runs.")
@@ -279,7 +288,11 @@ def _logged_curve(run: Path, metric: str) -> _Curve:
 
 
 def _seed(run: Path) -> int:
-    """Return the seed of a run directory."""
+    """Return the seed of a run directory.
+
+    Raises:
+        ValueError: If the folder is not a run directory.
+    """
     file = run / "config.yaml"
     if not file.is_file():
         raise ValueError(f"run is {str(run)!r}, which is not a run directory: it has no config.yaml.")

@@ -150,14 +150,22 @@ def write_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
 
 
 def _check_video_writer() -> None:
-    """Check that the packages are installed, before the episode is played."""
+    """Check that the packages are installed, before the episode is played.
+
+    Raises:
+        ValueError: If a package is not installed.
+    """
     for name in ("imageio", "imageio_ffmpeg"):
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
 
 
 def _with_render_mode(env_factory: EnvFactory, render_mode: str | None) -> EnvFactory:
-    """Return a factory of the same environments in this process, with a render mode."""
+    """Return a factory of the same environments in this process, with a render mode.
+
+    Raises:
+        ValueError: If the environment does not have this render mode.
+    """
     if not isinstance(env_factory, GymnasiumEnvs):
         if render_mode is not None:
             raise ValueError(f"{type(env_factory).__name__} cannot be rendered; it must be a registered environment.")
@@ -177,7 +185,7 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
     """Render the only environment.
 
     Raises:
-        ValueError: If this machine cannot render it, or it renders no array.
+        ValueError: If rendering fails on this machine, or does not return an array.
     """
     if render_mode is None:
         return None
@@ -202,5 +210,6 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
 
 
 def _codec(policy: Actor) -> TextCodec:
+    """Return the codec of a connected policy."""
     assert policy.codec is not None, "connect() comes first"
     return policy.codec

@@ -53,7 +53,7 @@ class EpisodeResults:
     has_success: bool = True
     """Whether the environment reports success; a data set without Q-values does not."""
     success_at: SuccessAt = "last_step"
-    """Whether the last step or any step of an episode decided on its success."""
+    """Which step decided whether an episode is a success: the last one, or any."""
 
     @classmethod
     def of(

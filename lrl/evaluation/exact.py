@@ -58,7 +58,7 @@ class Lake:
 
     @property
     def best_stationary(self) -> float:
-        """Success probability of the greedy policy of :attr:`q_values`, the best that these values can teach."""
+        """Success probability of the greedy policy with respect to :attr:`q_values`."""
         return self.success(np.eye(self.table.num_actions)[self.q_values.argmax(-1)])
 
     def success(self, decisions: np.ndarray) -> float:
@@ -223,7 +223,7 @@ def _actions(
 
 
 def _codec_of(policy: Actor) -> TextCodec:
-    """Return the policy's codec, or FrozenLake's if the policy is connected to an environment served at a URL."""
+    """Return the policy's codec, or that of FrozenLake if the policy plays in an environment at a URL."""
     assert policy.codec is not None
     return policy.codec if isinstance(policy.codec.unwrapped, FrozenLakeCodec) else FrozenLakeCodec()
 

@@ -67,7 +67,7 @@ def load_weights(path: str | Path) -> Policy:
         path: a checkpoint, or a run directory, whose last checkpoint is loaded.
 
     Raises:
-        ValueError: If :func:`load_policy` would raise.
+        ValueError: If there is no checkpoint, it was not written by lrl, or its weights do not fit its configuration.
     """
     file, checkpoint, config, policy = _read(path)
     if policy.response_format is None:  # the size of its head depends on the spaces
@@ -79,7 +79,11 @@ def load_weights(path: str | Path) -> Policy:
 
 
 def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any], Policy]:
-    """Return the path of a checkpoint, its content, the configuration of its run, and its policy without weights."""
+    """Return the path of a checkpoint, its content, the configuration of its run, and its policy without weights.
+
+    Raises:
+        ValueError: If there is no checkpoint, or it contains no configuration or no policy.
+    """
     file = checkpoint_file(Path(path))
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
@@ -206,7 +210,11 @@ def checkpoint_file(path: Path, key: str = "checkpoint") -> Path:
 
 
 def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
-    """Instantiate an object from its ``class_path`` and ``init_args`` in a checkpoint."""
+    """Instantiate an object from its ``class_path`` and ``init_args`` in a checkpoint.
+
+    Raises:
+        ValueError: If the object cannot be built.
+    """
     from jsonargparse import ArgumentError
 
     try:
@@ -217,9 +225,14 @@ def _build(kind: type, config: Mapping[str, Any], file: Path) -> Any:
 
 
 def _training_env(data: Mapping[str, Any], file: Path) -> EnvFactory:
+    """Build the validation environment of a run, or its training environment if it has none.
+
+    Raises:
+        ValueError: If the run has no environment.
+    """
     config = _env_config(data)
     if config is None:
-        raise ValueError(f"checkpoint is {str(file)!r}, which was trained without environment; env_id is needed.")
+        raise ValueError(f"checkpoint is {str(file)!r}, which was trained without an environment; env_id is needed.")
     return _build(EnvFactory, config, file)
 
 
@@ -236,23 +249,33 @@ def _numbers_config(env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
-    """Raise if the frozen base model, which is not in the checkpoint, differs from that of the training run."""
+    """Check that the frozen base model, which is not in the checkpoint, is that of the training run.
+
+    Raises:
+        ValueError: If the base models differ.
+    """
     wanted = saved.get("fingerprint", "")
     if wanted != policy.fingerprint:
         raise ValueError(
-            f"checkpoint is {str(file)!r}, trained on base weights {wanted!r}; here are {policy.fingerprint!r}."
+            f"checkpoint is {str(file)!r}, trained on base weights {wanted!r}, but the base weights here are "
+            f"{policy.fingerprint!r}."
         )
 
 
 def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
-    """Load the trained weights; raise if trained weights are missing or unknown."""
+    """Load the trained weights.
+
+    Raises:
+        ValueError: If trained weights are missing or unknown.
+    """
     given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
     own = policy.state_dict()
     needed = set(drop_frozen(own, frozen_parameter_names(policy)))
     missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
     if missing or unknown:
         raise ValueError(
-            f"checkpoint is {str(file)!r}, which does not fit: {missing[:3]} are missing, {unknown[:3]} are unknown."
+            f"checkpoint is {str(file)!r}, which does not fit: weights {missing[:3]} are missing and "
+            f"{unknown[:3]} are unknown."
         )
     policy.load_state_dict(given, strict=False)
 
@@ -293,7 +316,7 @@ def usage_line(report: Mapping[str, Any]) -> str:
     """
     parts = [
         f"{report['asked']} prompts, {report['asked_again']} asked again for a legal action "
-        f"({report['further_responses']} further responses), {report['still_invalid']} in vain"
+        f"({report['further_responses']} further responses), {report['still_invalid']} still without one"
     ]
     if "requests" in report:
         parts.append(requests_line(report))

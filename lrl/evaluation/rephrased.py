@@ -54,7 +54,7 @@ class RephrasedCodec(TextCodec):
         for key, names in (("actions", phrasing.actions), ("order", phrasing.order)):
             for name in names:
                 if name not in codec.action_texts:
-                    raise ValueError(f"{key} names {name!r}, which is no action; there are {known}.")
+                    raise ValueError(f"{key} names {name!r}, which is not an action; the actions are {known}.")
         if phrasing.order and sorted(phrasing.order) != sorted(codec.action_texts):
             raise ValueError(f"order is {list(phrasing.order)}; it must name each of {known} once.")
         self._codec, self.phrasing = codec, phrasing
@@ -65,7 +65,9 @@ class RephrasedCodec(TextCodec):
         try:
             self._rules = [(re.compile(pattern), text) for pattern, text in phrasing.observations.items()]
         except re.error as error:
-            raise ValueError(f"observations has {error.pattern!r}, which is no regular expression: {error}.") from error
+            raise ValueError(
+                f"observations has {error.pattern!r}, which is not a regular expression: {error}."
+            ) from error
         self._names = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, codec.action_texts)) + r")(?!\w)")
         self.has_expert, self.needs_context = codec.has_expert, codec.needs_context
         self.tags_observations = codec.tags_observations
@@ -144,7 +146,7 @@ def read_phrasings(path: str) -> dict[str, Phrasing]:
     try:
         content: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"rephrase is {path!r}, which is no YAML: {' '.join(str(error).split())}.") from error
+        raise ValueError(f"rephrase is {path!r}, which is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"rephrase is {path!r}; it must map names to phrasings.")
     phrasings: dict[str, Phrasing] = {}
@@ -179,7 +181,7 @@ def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
         raise ValueError("rephrase needs a policy that reads prompts, in a Gymnasium environment.")
     if policy.prompt.system is not None and (phrasing.description or phrasing.actions or phrasing.order):
         raise ValueError(
-            f"rephrase changes what the system message says, but the policy's prompt.system is "
+            f"rephrase changes the system message, but the policy's prompt.system is "
             f"{policy.prompt.system!r}; give a file that rephrases observations only."
         )
     codec, prompt = RephrasedCodec(envs.codec, phrasing), policy.prompt
@@ -197,5 +199,6 @@ def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
 
 
 def _connect(policy: Any, codec: TextCodec) -> None:
+    """Connect a policy to a codec, whose action names it tokenises again."""
     policy.connect(codec)
-    policy.configure()  # tokenises the names of the actions
+    policy.configure()

@@ -26,7 +26,7 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard the parameters over the ranks of ``mesh`` (FSDP2), each transformer block separately, then the rest.
 
     The blocks are those that Hugging Face lists in ``_no_split_modules``. All parameters of a block must have the same
-    data type, so adapters are kept in that of the base model.
+    data type, so adapters have that of the base model.
     """
     blocks = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     for module in list(model.modules()):
@@ -196,6 +196,7 @@ def redistribute_lists(values: Sequence[dict[str, list[_Value]] | None]) -> dict
 
 
 def _rank_and_world_size() -> tuple[int, int]:
+    """Return the index of this process and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

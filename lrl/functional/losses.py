@@ -1,4 +1,7 @@
-"""Losses on ``(turn, token)`` tensors: one number per token, or their reduction to a scalar. None detaches."""
+"""Losses on ``(turn, token)`` tensors: one number per token, or their reduction to a scalar.
+
+The functions do not detach their inputs.
+"""
 
 from __future__ import annotations
 

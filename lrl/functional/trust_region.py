@@ -68,7 +68,7 @@ def gauss_newton_vector_product(
     """Return products with the Gauss-Newton matrix ``J^T M J``, where ``J`` is the Jacobian of ``outputs``.
 
     With ``M`` the Fisher matrix of the output distribution this is the Fisher matrix of the parameters, and it is
-    positive semi-definite whatever the rounding. ``J v`` needs reverse mode only: ``J^T u`` is linear in ``u``, and its
+    positive semi-definite in spite of rounding. ``J v`` needs reverse mode only: ``J^T u`` is linear in ``u``, and its
     derivative with respect to ``u`` in the direction ``v`` is ``J v``.
 
     Args:
@@ -93,7 +93,7 @@ def gauss_newton_vector_product(
 
 
 class LineSearchResult(NamedTuple):
-    """Outcome of :func:`line_search`; a failed search has zeros."""
+    """Outcome of :func:`line_search`; all numbers are 0 if no step was accepted."""
 
     accepted: bool
     step: float

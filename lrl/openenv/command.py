@@ -32,13 +32,13 @@ def serve_env(
         env: environment that is served.
         host: address to listen on; 0.0.0.0 lets other machines connect.
         port: port to listen on; 0 takes a free one.
-        max_sessions: maximum number of environments that are played at a time.
-        origins: addresses of web pages that may play; others may not.
-        invalid_penalty: reward of an invalid action.
-        max_invalid: number of invalid actions in a row that end an episode.
-        package: write a folder for openenv build, push and validate, and serve nothing.
+        max_sessions: maximum number of environments that are played at the same time.
+        origins: origins of web pages that may connect, such as https://example.org; default: none.
+        invalid_penalty: reward of a response without a legal action.
+        max_invalid: number of consecutive invalid responses that ends an episode.
+        package: write a folder for openenv build, push and validate, instead of serving the environment.
         reward_range: lowest and highest reward of a step, for --package; default: --invalid_penalty and 1.
-        requirement: what pip installs in the image of --package to have lrl.
+        requirement: requirement with which pip installs lrl in the image of --package.
     """
     envs = env.gymnasium(invalid_penalty=invalid_penalty, max_invalid=max_invalid)
     if package is not None:

@@ -36,13 +36,13 @@ class RejectedActionError(InvalidActionError):
 class OpenEnvEnv(gym.Env):
     """Gymnasium environment whose observations and actions are the JSON objects of one OpenEnv session.
 
-    The protocol has one flag, ``done``. An episode is truncated if the observation or its metadata say ``truncated``,
-    and otherwise terminated. ``info`` contains ``success`` and ``reward_<term>`` if the metadata do.
+    The protocol has one flag, ``done``. An episode is truncated if ``truncated`` is true in the observation or its
+    metadata, and otherwise terminated. ``info`` contains ``success`` and ``reward_<term>`` if the metadata do.
 
     Args:
         endpoint: where the session is opened.
         index: index of this environment, for error messages.
-        reset_options: arguments of every reset, beside the seed.
+        reset_options: arguments of every reset, in addition to the seed.
 
     Raises:
         ValueError: If the environment cannot be reached.
@@ -168,13 +168,14 @@ class OpenEnvEnvs(EnvFactory):
         kwargs: arguments of ``environment``.
         action: conversion of a text to an action; None derives it from the environment's schema.
         observation_field: field of the observation that is shown; None shows all fields.
-        description: description of the environment, for the system message; None takes the environment's own.
+        description: description of the environment, for the system message; None uses that of the environment.
         invalid_penalty: reward of a response without a legal action.
         max_invalid: number of consecutive invalid responses that ends an episode.
         max_episode_steps: number of steps after which an episode is truncated; None leaves it to the environment.
-        success_return: return from which an episode is a success; None: see :class:`~lrl.envs.native.NativeEnv`.
+        success_return: minimum return of an episode that counts as a success; None: see
+            :class:`~lrl.envs.native.NativeEnv`.
         success_at: ``last_step``: an episode is a success if its last step is one; ``any_step``: if any step is one.
-        reset_options: arguments of every reset, beside the seed.
+        reset_options: arguments of every reset, in addition to the seed.
         timeout: maximum time to wait for a response, in seconds.
 
     Raises:
@@ -215,10 +216,10 @@ class OpenEnvEnvs(EnvFactory):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> OpenEnvEnvs:
-        """Create a factory from settings as they stand in a configuration.
+        """Create a factory from its settings in a configuration.
 
         Raises:
-            ValueError: If there is no such setting.
+            ValueError: If a setting does not exist or is invalid.
         """
         given = dict(settings)
         try:

@@ -366,7 +366,7 @@ def make_server(app: Starlette) -> uvicorn.Server:
 def announce(name: str, host: str, port: int) -> None:
     """Print the address of a server, and whether other machines can connect."""
     shown = f"[{host}]" if ":" in host else host
-    others = "" if is_loopback(f"http://{shown}") else "; other machines can connect, there is no password"
+    others = "" if is_loopback(f"http://{shown}") else "; other machines can connect without a password"
     print(f"{name} at http://{shown}:{port} until Ctrl+C{others}", flush=True)
 
 
@@ -386,7 +386,7 @@ def require_extra() -> None:
     """Check that the packages of the extra ``openenv`` are installed.
 
     Raises:
-        ValueError: If one of them is not.
+        ValueError: If one of them is not installed.
     """
     try:
         import starlette

@@ -54,7 +54,7 @@ class Outcome:
             metadata = {**(observation.pop("metadata", None) or {}), **(data.get("metadata") or {})}
             return cls(observation, float(data.get("reward") or 0.0), bool(data.get("done")), metadata)
         except (TypeError, ValueError) as error:
-            raise SessionError(f"it sent {str(data)[:80]!r}, which is no observation") from error
+            raise SessionError(f"it sent {str(data)[:80]!r}, which is not an observation") from error
 
 
 class Session(ABC):
@@ -96,7 +96,7 @@ class SocketSession(Session):
         timeout: maximum time to wait for a response, in seconds.
 
     Raises:
-        SessionError: If there is no server.
+        SessionError: If the server cannot be reached.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -156,7 +156,7 @@ class SocketSession(Session):
             raise SessionError("it sent a message that is not JSON") from error
         data = message.get("data") or {} if isinstance(message, dict) else None
         if not isinstance(data, dict) or message.get("type") not in ("observation", "error"):
-            raise SessionError(f"it sent {str(message)[:80]!r}, which is no observation")
+            raise SessionError(f"it sent {str(message)[:80]!r}, which is not an observation")
         if message["type"] == "error":
             kind = InvalidPayloadError if data.get("code") == "VALIDATION_ERROR" else SessionError
             raise kind(_sentence(data))

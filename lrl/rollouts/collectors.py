@@ -138,6 +138,7 @@ def _parts(observation: Any) -> Iterator[bytes]:
 
 
 def _keys(observations: Sequence[Any]) -> Tensor:
+    """Return the :func:`observation_key` of each observation, int64 ``(row,)``."""
     return torch.tensor([observation_key(observation) for observation in observations], dtype=torch.int64)
 
 
@@ -332,4 +333,5 @@ class FixedHorizonCollector:
 
 
 def _plain(action: Any) -> Any:
+    """Convert an action to a text, a number or a list."""
     return action if isinstance(action, str) else np.asarray(action).tolist()

@@ -70,10 +70,13 @@ def test_the_phrasings_that_ship_differ_from_the_original_and_keep_every_action(
 @pytest.mark.parametrize(
     ("phrasing", "message"),
     [
-        (Phrasing(actions={"WEST": "LEFT"}), "actions names 'WEST', which is no action; there are LEFT, DOWN"),
+        (
+            Phrasing(actions={"WEST": "LEFT"}),
+            "actions names 'WEST', which is not an action; the actions are LEFT, DOWN",
+        ),
         (Phrasing(actions={"LEFT": "UP"}), "gives two actions the same name"),
         (Phrasing(order=("LEFT", "UP")), "order is .*; it must name each of LEFT, DOWN, RIGHT, UP once"),
-        (Phrasing(observations={"(": ""}), "which is no regular expression"),
+        (Phrasing(observations={"(": ""}), "which is not a regular expression"),
     ],
 )
 def test_phrasings_that_do_not_fit_raise(phrasing, message):

@@ -64,7 +64,7 @@ def test_responses_that_remain_invalid_are_passed_to_the_environment_and_counted
     assert act(actor, ["a"]).actions == ["none"]
     assert vars(actor.counts) == {"asked": 1, "asked_again": 1, "further_responses": 2, "still_invalid": 1}
     line = usage_line(actor.report())
-    assert line == "1 prompts, 1 asked again for a legal action (2 further responses), 1 in vain"
+    assert line == "1 prompts, 1 asked again for a legal action (2 further responses), 1 still without one"
 
 
 def test_retries_help_a_greedy_policy_that_repeats_an_invalid_response():
