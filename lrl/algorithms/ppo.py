@@ -75,9 +75,11 @@ class CriticConfig:
     def __post_init__(self) -> None:
         check_fields(self, "model.critic")
         if self.fit is not None and self.fit.method != "lbfgs":
-            raise ValueError(f"model.critic.fit.method is {self.fit.method}; it must be lbfgs beside PPO's optimiser.")
+            raise ValueError(
+                f"model.critic.fit.method is {self.fit.method}; it must be lbfgs, because PPO has an optimiser already."
+            )
         if self.fit is not None and self.lr is not None:
-            raise ValueError(f"model.critic.lr is {self.lr}; it must be null, critic.fit does not read it.")
+            raise ValueError(f"model.critic.lr is {self.lr}; it must be null, because critic.fit does not use it.")
 
 
 @register
@@ -124,7 +126,9 @@ class PPOValueHeadModule(GradientModule):
         if clip_range is None and kl.old_coef == 0:
             raise ValueError("model.clip_range is null and model.kl.old_coef 0; one of them must limit the update.")
         if critic.fit is not None and clip_range_vf is not None:
-            raise ValueError(f"model.clip_range_vf is {clip_range_vf}; it must be null, critic.fit does not read it.")
+            raise ValueError(
+                f"model.clip_range_vf is {clip_range_vf}; it must be null, because critic.fit does not use it."
+            )
         self.critic, self.credit, self.kl = critic, credit, kl
         self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
         self.vf_coef, self.ent_coef = 0.0 if critic.fit else vf_coef, ent_coef

@@ -71,7 +71,11 @@ class REINFORCEPlusPlusModule(GradientModule):
         return self.kl_coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:
-        """Sum the rewards from each token to the end of its episode, and normalise the sums over the collection."""
+        """Sum the rewards from each token to the end of its episode, and normalise the sums over the collection.
+
+        Raises:
+            ValueError: If ``group_baseline`` is true and a group has only one episode.
+        """
         check_episodes(rollout, "REINFORCE++", single=self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
         kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask

@@ -119,14 +119,14 @@ class RewardModelModule(RunModule):
 
     @property
     def _data(self) -> TransitionsDataModule:
-        assert self.run_data is not None, "setup() comes first"
+        assert self.run_data is not None, "setup() must be called before"
         return self.run_data
 
     def setup(self, stage: str) -> None:
-        """Take the data module.
+        """Set the data module.
 
         Raises:
-            ValueError: If it is not a ``TransitionsDataModule``.
+            ValueError: If the data module is not a ``TransitionsDataModule``.
         """
         super().setup(stage)
         data = getattr(self.trainer, "datamodule", None)
@@ -163,11 +163,11 @@ class RewardModelModule(RunModule):
         """Check that a checkpoint fits.
 
         Raises:
-            ValueError: If it holds no reward model, or one with other spaces or sizes.
+            ValueError: If the checkpoint contains no reward model, or one with other spaces or sizes.
         """
         saved = checkpoint.get("lrl", {}).get("reward_model")
         if saved is None:
-            raise ValueError("ckpt_path holds no reward model; give a run of RewardModelModule.")
+            raise ValueError("ckpt_path contains no reward model; give a run of RewardModelModule.")
         for name, value in self.model.about.items():
             if saved[name] != value:
                 raise ValueError(f"ckpt_path was trained with {name} {saved[name]}; here it is {value}.")

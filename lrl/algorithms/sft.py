@@ -88,12 +88,12 @@ class SFTModule(GradientModule):
         sampling = self.policy.sampling
         if sampling.temperature != 1:
             logging.getLogger("lrl").warning(
-                "sampling.temperature %g is ignored, SFT trains at 1.", sampling.temperature
+                "sampling.temperature %g is ignored, because SFT trains at temperature 1.", sampling.temperature
             )
             self.policy.sampling = self.policy.sampling_at(1.0)
 
     def on_fit_start(self) -> None:
-        """Raise for a critic under DDP, which waits for the gradient of every weight: SFT does not train a critic.
+        """Raise if there is a critic under DDP, which waits for gradients of all weights; SFT does not train critics.
 
         Raises:
             ValueError: If the policy has a critic, and the strategy is DDP without ``find_unused_parameters``.

@@ -210,7 +210,7 @@ class EpisodeSelection:
             steps: number of steps of each episode that can be used, int64 ``(episode,)``.
 
         Raises:
-            ValueError: If the split has fewer episodes or steps, or none with this return.
+            ValueError: If the split has fewer episodes or steps than are requested, or none with ``min_return``.
         """
         episodes = self._with_min_return(reader, self._split(len(steps)))
         episodes = episodes[steps[episodes] > 0]
@@ -229,8 +229,8 @@ class EpisodeSelection:
         if returns.max() < self.min_return:
             raise ValueError(
                 f"{self.key}.min_return is {self.min_return:g}, but the returns in the {self.split} split of "
-                f"{reader.dataset_id!r} are {returns.min():.6g} to {returns.max():.6g}; it must be at most "
-                "the greatest."
+                f"{reader.dataset_id!r} are {returns.min():.6g} to {returns.max():.6g}; it must not exceed "
+                "the largest of these."
             )
         return episodes[returns >= self.min_return]
 
@@ -241,7 +241,7 @@ class EpisodeSelection:
         for name, count in available.items():
             if (getattr(self, name) or 1) > count:
                 raise ValueError(
-                    f"{self.key}.{name} is {getattr(self, name)}, but the {self.split} split of {dataset_id!r} holds "
+                    f"{self.key}.{name} is {getattr(self, name)}, but the {self.split} split of {dataset_id!r} has "
                     f"{count}{above}; it must be at most that."
                 )
 
@@ -302,7 +302,7 @@ class MinariDemonstrations(Demonstrations):
             given = "null" if augmentation is None else type(augmentation).__name__
             raise ValueError(
                 f"demonstrations.copies is {copies} and demonstrations.augmentation {given}; augmentation must be set "
-                "if and only if copies is above 1."
+                "if copies is above 1, and null otherwise."
             )
         self.dataset_id, self.seed, self.reasoning = dataset_id, seed, Reasoning(reasoning)
         self.selection = EpisodeSelection(
@@ -400,9 +400,9 @@ class MinariDemonstrations(Demonstrations):
         reader = self.reader
         if self.advised and not reader.has_advice:
             raise ValueError(
-                f"demonstrations.advised is true, but {self.dataset_id!r} holds no advice; it must be false, or the "
-                "data set collected with an advisor, or with a random_share by a policy that responds in text or whose "
-                "actions have names."
+                f"demonstrations.advised is true, but {self.dataset_id!r} contains no advised actions; it must be "
+                "false, or the data set collected with an advisor, or with a random_share by a policy that responds "
+                "in text or whose actions have names."
             )
         counts = reader.num_demonstrated(self.advised)
         if not self.advised and reader.has_advisor:

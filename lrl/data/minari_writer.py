@@ -65,7 +65,7 @@ class Advisor:
             turn: indices of the turns in them, int64 ``(row,)``.
         """
         actor, codec = self.actor, self.actor.codec
-        assert codec is not None, "connect() comes first"
+        assert codec is not None, "connect() must be called before"
         observations = native if actor.response_format is None else shown
         keys = RandomKeys(seed=0, purpose="advice", collection=0, env=episodes, turn=turn)
         actions = actor.act(observations, [()] * len(observations), keys, actor.sampling_at(0.0)).actions

@@ -140,8 +140,9 @@ class TransitionsDataModule(ClockedDataModule):
         counts = {split: max(round(share * num_episodes), int(share > 0)) for split, share in shares.items()}
         if sum(counts.values()) >= num_episodes:
             raise ValueError(
-                f"data.dataset_id is {reader.dataset_id!r}, which holds {num_episodes} episodes; of these "
-                f"data.validation_share and data.test_share hold out {sum(counts.values())}, none is left to train on."
+                f"data.dataset_id is {reader.dataset_id!r}, which contains {num_episodes} episodes; of these "
+                f"data.validation_share and data.test_share hold out {sum(counts.values())}, so that "
+                "none is left to train on."
             )
         order = permutation(num_episodes, "split", self.seed)
         held_out, tested, trained = np.split(order, np.cumsum(list(counts.values())))
@@ -151,13 +152,15 @@ class TransitionsDataModule(ClockedDataModule):
         for split, (inputs, rewards) in self._rows.items():
             if not (inputs.isfinite().all() and rewards.isfinite().all()):
                 raise ValueError(
-                    f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds numbers that are not finite; "
-                    "observations, actions and rewards must be."
+                    f"data.dataset_id is {self.dataset_id!r}, whose {split} split contains numbers that are not "
+                    "finite; observations, actions and rewards must be finite."
                 )
         for split in ("train", "validation", *(["test"] if self.test_share else [])):
             if split not in self._rows:
                 known = " whose return is known up to the time limit; data.gamma must be smaller" if self.gamma else ""
-                raise ValueError(f"data.dataset_id is {self.dataset_id!r}, whose {split} split holds no step{known}.")
+                raise ValueError(
+                    f"data.dataset_id is {self.dataset_id!r}, whose {split} split contains no step{known}."
+                )
         rewards = self._rows["train"][1]
         if bool((rewards == rewards[0]).all()):
             raise ValueError(

@@ -1,6 +1,6 @@
 """FrozenLake: maps, an environment with a new random map per episode, and data sets of an expert's actions.
 
-Random maps are divided into a training and a test split. Data sets hold the reachable states of maps with optimal
+Random maps are divided into a training and a test split. Data sets contain the reachable states of maps with optimal
 Q-values, or the states of a CSV file with the columns of the original experiment.
 """
 
@@ -305,7 +305,9 @@ def _read_row(record: Mapping[str, Any], where: str) -> Row:
     size = len(desc) * len(desc[0])
     state = cells.read_optional("state", _index_below(size), f"a cell's index below {size}", agent)
     if state is None:
-        raise ValueError(f"{where}, column state_str: no cell is coloured, and there is no column state.")
+        raise ValueError(
+            f"{where}, column state_str: no cell is coloured; colour the agent's cell, or add the column state."
+        )
     if agent not in (None, state):
         raise ValueError(f"{where}, column state_str: the coloured cell is {agent}; column state is {state}.")
     named = cells.read("action_text", _action_named, f"one of {', '.join(ACTIONS)}")
@@ -326,11 +328,15 @@ class _Cells:
         self.record, self.where = record, where
 
     def read(self, column: str, convert: Callable[[str], Any], expected: str) -> Any:
-        """Return the converted cell of ``column``."""
+        """Return the converted cell of ``column``.
+
+        Raises:
+            ValueError: If the cell is missing, or ``convert`` raises a ``ValueError``.
+        """
         text = self.record[column]
         try:
             if text is None:
-                raise ValueError("the row ends before it")
+                raise ValueError("the row has no such column")
             return convert(text)
         except ValueError as error:
             raise ValueError(f"{self.where}, column {column}: it is {text!r}; it must be {expected}.") from error
@@ -368,7 +374,7 @@ def parse_rendering(state_str: str) -> tuple[Desc, int | None]:
         The map, and the index of the coloured cell; None if no cell is coloured.
 
     Raises:
-        ValueError: If it contains no rectangular map of S, F, H and G, or more than one coloured cell.
+        ValueError: If the text is not a rectangular map of S, F, H and G, or has more than one coloured cell.
     """
     lines = state_str.replace("\r", "").replace("\n", "|").split("|")
     rows = [line.strip() for line in lines if not _HEADER.fullmatch(line)]

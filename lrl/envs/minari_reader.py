@@ -52,7 +52,7 @@ class StoredEpisode:
         advised: actions of the advisor, one per step or one more; None without an advisor.
 
     Raises:
-        ValueError: If there is not one reward per step.
+        ValueError: If the number of rewards is not the number of steps.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class DatasetReader:
         self.dataset_id, path = dataset_id, dataset_path(dataset_id)
         if not path.exists():
             raise ValueError(
-                f"dataset_id is {dataset_id!r}, which is neither in {get_dataset_path()} nor could it be downloaded; "
+                f"dataset_id is {dataset_id!r}, which is not in {get_dataset_path()} and could not be downloaded; "
                 "collect it with lrl collect, or set MINARI_DATASETS_PATH to its folder."
             )
         with self._readable_errors(), suppress_output():
@@ -162,7 +162,7 @@ class DatasetReader:
             self._advised: list[list[str | None]] = [json.loads(episode.get(ADVISED, "[]")) for episode in episodes]
             self._known_returns: list[float | None] = [episode.get("rewards_sum") for episode in episodes]
         if not self.lengths.sum():
-            raise ValueError(f"dataset_id is {dataset_id!r}, which holds no steps; it must hold at least one.")
+            raise ValueError(f"dataset_id is {dataset_id!r}, which contains no steps; it must contain at least one.")
         self._action_bounds = self.action_space
         self._check_values(self.observation_space, self.action_space)
 
@@ -330,7 +330,7 @@ class DatasetReader:
 
     @property
     def has_advice(self) -> bool:
-        """Return whether the data set holds advised actions."""
+        """Return whether the data set contains advised actions."""
         return self.has_advisor or any(map(self.advised_actions, range(len(self.lengths))))
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
@@ -355,13 +355,13 @@ class DatasetReader:
         return {step: text for step, text in pairs if text is not None}
 
     def check_own_actions(self, key: str) -> None:
-        """Check that the data set has no advisor, whose actions should be imitated instead of those taken.
+        """Check that the data set was collected without an advisor, whose actions should be imitated instead.
 
         Args:
             key: configuration key of the data set, for error messages.
 
         Raises:
-            ValueError: If it has one.
+            ValueError: If an episode was collected with an advisor.
         """
         if self.has_advisor:
             raise ValueError(

@@ -205,7 +205,7 @@ ADVISED = "advised"
 ADVISED_ACTION = "advised_action"
 """Key in an episode's infos for the native action that an advisor would have taken in each step."""
 HAS_ADVISOR = "has_advisor"
-"""Key of an episode's metadata for whether its infos hold an advisor's actions."""
+"""Key of an episode's metadata for whether its infos contain an advisor's actions."""
 
 
 @contextmanager
@@ -289,7 +289,7 @@ class DatasetWriter:
                 ``random_steps`` and ``advised``; with an advisor also ``advised_actions`` (one per step).
 
         Raises:
-            OSError: If they cannot be written; episodes that were added before are not damaged.
+            OSError: If the episodes cannot be written; episodes that were added before are not damaged.
         """
         from minari.data_collector import EpisodeBuffer
 

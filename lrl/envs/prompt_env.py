@@ -84,7 +84,7 @@ class EpisodeRows(Sequence[Row]):
 class PromptEnvs(EnvFactory):
     """Factory of vectorized one-turn environments on a data set.
 
-    Policies that write text see the rows as text; networks see the native observations of rows that have them.
+    Policies that write text observe the rows as text; networks observe the native observations of rows that have them.
 
     Args:
         rows: the data set.
@@ -111,7 +111,7 @@ class PromptEnvs(EnvFactory):
         """Native observation and action space of the data set.
 
         Raises:
-            ValueError: If they are not known.
+            ValueError: If the spaces of the data set are not known.
         """
         return self.rows_source.spaces or super().spaces
 
@@ -256,9 +256,14 @@ class PromptEnv(VectorEnv):
 
         Returns:
             Observations; rewards, float64 ``(env,)``; ``terminated`` and ``truncated``, bool ``(env,)``; and infos.
+
+        Raises:
+            ValueError: If the number of actions is not the number of environments.
         """
         if len(actions) != self.num_envs:
-            raise ValueError(f"step received {len(actions)} actions; there are {self.num_envs} environments.")
+            raise ValueError(
+                f"step received {len(actions)} actions; there must be one for each of {self.num_envs} environments."
+            )
         rows = self.rows
         chosen, reasons, clipped = zip(*map(self._parse, actions), strict=True)
         responses = [""] * self.num_envs if self._format is None else tuple(actions)

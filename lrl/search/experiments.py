@@ -110,7 +110,7 @@ def make_searcher(method: str, budget: SearchBudget) -> Searcher:
     """
     if method != IN_CONTEXT:
         return METHODS[method]()
-    assert budget.checkpoint is not None, "the command asks for it"
+    assert budget.checkpoint is not None, "the command checks that a checkpoint is given"
     return InContextSearcher(chat_model_of(budget.checkpoint))
 
 
@@ -362,11 +362,13 @@ def read_report(path: Path) -> Records:
         ValueError: If the file does not exist, or is not a report.
     """
     if not path.is_file():
-        raise ValueError(f"finished is {str(path)!r}, which is no file; give a report of `lrl search_table`.")
+        raise ValueError(f"finished is {str(path)!r}, which is not a file; give a report of `lrl search_table`.")
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"finished is {str(path)!r}, which is no JSON; give one of `lrl search_table`.") from error
+        raise ValueError(
+            f"finished is {str(path)!r}, which is not JSON; give a report of `lrl search_table`."
+        ) from error
     return report_records(report, str(path))
 
 
@@ -378,14 +380,14 @@ def report_records(report: Mapping[str, Any], name: str = "the report") -> Recor
         name: name of the report in error messages.
 
     Raises:
-        ValueError: If it is not such a report.
+        ValueError: If the mapping is not a report of `lrl search_table`.
     """
     if not isinstance(report, Mapping) or not {"planned", "searches"} <= set(report):
-        raise ValueError(f"{name!r} holds no searches of `lrl search_table`.")
+        raise ValueError(f"{name!r} is not a report of `lrl search_table`: it needs the keys 'planned' and 'searches'.")
     try:
         found = {SearchRun(one["task"], one["method"], one["index"]): one for one in report["searches"]}
         planned = [(one["task"], one["method"], range(one["seeds"])) for one in report["planned"]]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{name!r} has entries of another kind; give a report of `lrl search_table`.") from error
+        raise ValueError(f"{name!r} has entries in another format; give a report of `lrl search_table`.") from error
     runs = [SearchRun(task, method, index) for task, method, indices in planned for index in indices]
     return {run: found.get(run) for run in runs}

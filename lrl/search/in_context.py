@@ -40,7 +40,7 @@ class PolicyChatModel(ChatModel):
         """The policy, which is loaded at the first access.
 
         Raises:
-            ValueError: If there is no checkpoint, or it contains another kind of policy.
+            ValueError: If the checkpoint does not exist, or contains another kind of policy.
         """
         if self._policy is None:
             try:
@@ -56,7 +56,7 @@ class PolicyChatModel(ChatModel):
         """Load the policy.
 
         Raises:
-            ValueError: If there is no checkpoint, or it contains another kind of policy.
+            ValueError: If the checkpoint does not exist, or contains another kind of policy.
         """
         _ = self.policy
 
@@ -195,7 +195,7 @@ def chat_model_of(checkpoint: str) -> PolicyChatModel:
     """Return the text policy of a checkpoint as a chat model, which is loaded once per process.
 
     Raises:
-        ValueError: If there is no such checkpoint, or it contains another kind of policy.
+        ValueError: If the checkpoint does not exist, or contains another kind of policy.
     """
     chat_model = PolicyChatModel(checkpoint)
     chat_model.key = "checkpoint"

@@ -1,4 +1,4 @@
-"""Prompted policy search (ProPS, arXiv:2511.21928): a language model proposes parameters and sees their returns.
+"""Prompted policy search (ProPS, arXiv:2511.21928): a language model proposes parameters and gets their returns.
 
 Objective, maximised over the parameters w of a small policy without gradients:
 
@@ -9,8 +9,9 @@ The loop, for k = 1 .. num_iterations:
     w_k = searcher(h_1 .. h_m, (w_1, J_1) .. (w_k-1, J_k-1))      h: warm-up, random policies with their returns
     J_k = mean return of num_rollouts episodes with w_k
 
-The result is the first w_k with the largest J_k. Any searcher can be used: ``PromptedSearcher`` asks a language model;
-``RandomSearch``, ``CrossEntropyMethod``, ``CMAES`` and ``AugmentedRandomSearch`` are baselines with an equal budget.
+The result is the first w_k with the largest J_k. Any searcher can be used: ``PromptedSearcher`` requests proposals
+from a language model; ``RandomSearch``, ``CrossEntropyMethod``, ``CMAES`` and ``AugmentedRandomSearch`` are baselines
+with an equal budget.
 
 **Departures from the paper** (its code at 5d75218)
 
@@ -102,7 +103,7 @@ class SearchDataModule(RunDataModule):
         """Check the type of the model.
 
         Raises:
-            ValueError: If the model is not a search.
+            ValueError: If the model has no searcher.
         """
         module = None if self.trainer is None else self.trainer.lightning_module
         if module is not None and not hasattr(module, "searcher"):
@@ -280,7 +281,7 @@ class PromptedSearchModule(PolicyModule):
         if not isinstance(data, SearchDataModule):
             raise ValueError(f"data is a {type(data).__name__}; it must be a SearchDataModule.")
         if self.trainer.world_size > 1:
-            raise ValueError(f"trainer.devices is {self.trainer.world_size}; a search runs on 1.")
+            raise ValueError(f"trainer.devices is {self.trainer.world_size}; it must be 1 for a search.")
         precision = str(self.trainer.precision)
         if not precision.startswith(("32", "64")):
             raise ValueError(
@@ -357,7 +358,7 @@ class PromptedSearchModule(PolicyModule):
             return
         saved = checkpoint["lrl"].get("search")
         if saved is None:
-            raise ValueError("ckpt_path holds no search; give a run of PromptedSearchModule.")
+            raise ValueError("ckpt_path contains no search; give a run of PromptedSearchModule.")
         kind = type(self.searcher).__name__
         if saved["kind"] != kind:
             raise ValueError(

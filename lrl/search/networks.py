@@ -115,7 +115,7 @@ def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
     name = f"configs/{'half_cheetah' if isinstance(actions, Box) else 'cartpole'}/{method}_mlp.yaml"
     path = shipped(name)
     if path is None:
-        raise ValueError(f"{name} is missing from lrl; restore it, {method} takes its settings from there.")
+        raise ValueError(f"{name} is missing from lrl; restore it, because it contains the settings of {method}.")
     config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     model = config["model"]["init_args"]
     model["policy"]["init_args"] |= {"normalise_observations": isinstance(observations, Box), "init_seed": seed}
@@ -139,7 +139,7 @@ def _fit(
     """Train until the budget is spent.
 
     Raises:
-        SystemExit: If a signal ended the run before; Lightning does not report that.
+        SystemExit: If a signal ended the run before the budget was used, which Lightning does not report.
     """
     from lrl import api
     from lrl.data.rollout_buffer import RolloutDataModule

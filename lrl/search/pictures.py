@@ -130,7 +130,10 @@ class SearchPictures(L.Callback):
         """
         if not isinstance(pl_module, PromptedSearchModule):
             name = type(pl_module).__name__
-            raise ValueError(f"trainer.callbacks has SearchPictures, which draws searches; {name} is none, remove it.")
+            raise ValueError(
+                f"trainer.callbacks has SearchPictures, which draws searches, but {name} is not a search; remove the "
+                "callback."
+            )
         self._written = 0
         self._write(trainer, pl_module)
 
@@ -198,14 +201,14 @@ def draw_progress(records: Records, path: Path) -> None:
         path: path of the PNG file; missing folders are created.
 
     Raises:
-        ValueError: If there is no run to draw.
+        ValueError: If no run has finished.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     records = {run: record for run, record in records.items() if record is not None and _is_drawn(record)}
     if not records:
-        raise ValueError("no run has finished that could be drawn; leave picture out, or run some first.")
+        raise ValueError("picture is given, but no run has finished; leave it out, or finish a run before.")
     tasks, methods = (list(dict.fromkeys(getattr(run, part) for run in records)) for part in ("task", "method"))
     colours = {method: f"C{place}" for place, method in enumerate(methods)}
     columns = min(_COLUMNS, len(tasks))

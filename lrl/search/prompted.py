@@ -1,4 +1,4 @@
-"""Searcher that asks a language model for the next parameters (ProPS), and the parser of its replies."""
+"""Searcher whose parameters are proposed by a language model (ProPS), and the parser of the model's replies."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class PromptedSearcher(Searcher):
         """Check that a prompt with one policy and a reply with one proposal fit.
 
         Raises:
-            ValueError: If they do not fit.
+            ValueError: If the prompt or the reply does not fit into the model's context.
         """
         integers = self.history.style == "integers"
         some = self.space.nearest(np.full(self.space.size, self.space.high if integers else 0.0))
@@ -128,8 +128,8 @@ class PromptedSearcher(Searcher):
         if not self.chat_model.fits(conversation, self.sampling, render_reply(some, self.space, self.history.style)):
             named = "1 parameter" if integers or self.space.size == 1 else f"{self.space.size} parameters"
             raise ValueError(
-                f"searcher.sampling.max_new_tokens is {self.sampling.max_new_tokens}, which {self.chat_model.name} "
-                f"exceeds by naming {named}; allow more."
+                f"searcher.sampling.max_new_tokens is {self.sampling.max_new_tokens}, but {self.chat_model.name} "
+                f"needs more to write {named}; increase it."
             )
 
     def _no_room(self) -> ValueError:
@@ -204,7 +204,7 @@ class PromptedSearcher(Searcher):
         """Return the prompt, or the prompts of all parameters, with as many policies as fit.
 
         Raises:
-            ValueError: If not even one policy fits.
+            ValueError: If a prompt with one policy does not fit into the model's context.
         """
         most = len(self.history.selected(self.entries))
         conversations, shown = self._render_all(complaint, most), most
@@ -461,7 +461,7 @@ def _listed(text: str, size: int) -> list[float]:
     """Return a list of numbers without indices.
 
     Raises:
-        ProposalError: If there is no list, or if there are several different lists.
+        ProposalError: If the reply contains no list, or several different lists.
     """
     found: list[tuple[float, ...]] = []
     for match in _BRACKETED.finditer(text):

@@ -274,8 +274,8 @@ class GenerationSearcher(Searcher):
             self.tell(Trial(parameters=self.ask(), returns=np.array([value]), env_steps=0))
         if self._checksum != state_dict["checksum"]:
             raise ValueError(
-                f"ckpt_path holds a search of {type(self).__name__} with other proposals than these settings lead to; "
-                "resume with the same seed_everything, model.searcher, model.policy and data.num_iterations."
+                f"ckpt_path contains a search of {type(self).__name__} with other proposals than these settings lead "
+                "to; resume with the same seed_everything, model.searcher, model.policy and data.num_iterations."
             )
 
 
@@ -385,7 +385,7 @@ class CMAES(GenerationSearcher):
             ValueError: If the package ``cmaes`` is not installed.
         """
         if importlib.util.find_spec("cmaes") is None:
-            raise ValueError("searcher is CMAES, which needs the package cmaes; call pip install 'lrl[search]'.")
+            raise ValueError("searcher is CMAES, which needs the package cmaes; run pip install 'lrl[search]'.")
         super().setup(space, seed, num_iterations)
 
     def begin(self, start: np.ndarray | None) -> None:

@@ -69,7 +69,9 @@ def synthetic_search(
     for name in changed(ignored):
         raise ValueError(f"--{name} is given {how} --write, where it would be ignored.")
     if comparison.temperature is not None and comparison.checkpoint is None:
-        raise ValueError("--temperature is given without --checkpoint, whose responses it is of.")
+        raise ValueError(
+            "--temperature is given without --checkpoint, whose responses are sampled at it; give both or neither."
+        )
     if write is not None:
         _write(write, functions, seed, demonstrations)
     elif functions < 2:  # an interval needs two

@@ -104,7 +104,7 @@ def search_table(
 
 
 def _methods(methods: list[str] | None, checkpoint: str | None) -> list[str]:
-    """Return the methods that are asked for.
+    """Return the requested methods.
 
     Raises:
         ValueError: If the language model of ``in_context`` is missing, or would be ignored.
@@ -116,7 +116,7 @@ def _methods(methods: list[str] | None, checkpoint: str | None) -> list[str]:
     if IN_CONTEXT in methods and not searched:
         raise ValueError(f"--methods has {IN_CONTEXT}; give the run that learned to search by --checkpoint.")
     if searched and IN_CONTEXT not in methods:
-        raise ValueError(f"--checkpoint is given, but --methods has no {IN_CONTEXT}, which alone reads it.")
+        raise ValueError(f"--checkpoint is given, but --methods has no {IN_CONTEXT}, the only method that uses it.")
     return methods
 
 

@@ -1,4 +1,4 @@
-"""Tables of searches and networks beside the published figures of ProPS."""
+"""Tables that compare searches and networks with the published figures of ProPS."""
 
 from __future__ import annotations
 

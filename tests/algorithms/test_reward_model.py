@@ -224,7 +224,7 @@ def test_data_that_do_not_fit_raise_one_sentence(tmp_path):
     checkpoint = torch.load(last, weights_only=True)
     del checkpoint["lrl"]["reward_model"]
     torch.save(checkpoint, tmp_path / "foreign.ckpt")
-    with pytest.raises(ValueError, match="ckpt_path holds no reward model"):
+    with pytest.raises(ValueError, match="ckpt_path contains no reward model"):
         fit(tmp_path / "other", ckpt_path=tmp_path / "foreign.ckpt")
 
 

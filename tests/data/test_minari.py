@@ -324,7 +324,7 @@ def test_advised_actions_are_demonstrated_where_random_ones_were_taken(model, da
     assert all(extract(turn.response) == env.codec.action_to_text(best(turn.observation)) for turn in turns)
     past = [was for turn in turns for was in turn.history]
     assert any(extract(was.response) != env.codec.action_to_text(best(was.observation)) for was in past)
-    with pytest.raises(ValueError, match=r"advised is true, but 'lrl/lakes-v0' holds no advice"):
+    with pytest.raises(ValueError, match=r"advised is true, but 'lrl/lakes-v0' contains no advised actions"):
         MinariDemonstrations("lrl/lakes-v0", advised=True).load(env.codec, policy)
 
 
@@ -389,7 +389,7 @@ def test_a_data_set_of_others_is_read_without_context(model, datasets):
 def test_a_missing_data_set_raises_one_sentence(model, datasets, dataset_id):
     source = MinariDemonstrations(dataset_id)
     source.prepare_data()
-    with pytest.raises(ValueError, match=f"^dataset_id is '{dataset_id}', which is neither in {datasets} nor could it"):
+    with pytest.raises(ValueError, match=f"^dataset_id is '{dataset_id}', which is not in {datasets} and could"):
         source.validate(ENVS["lrl/lakes-v0"])
 
 
@@ -459,7 +459,7 @@ def test_a_damaged_data_set_raises_one_sentence(model, copied, damage):
 def test_an_empty_data_set_raises_one_sentence(model, copied):
     path = copied / "metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 0}))
-    with pytest.raises(ValueError, match="dataset_id is 'lrl/lakes-v0', which holds no steps"):
+    with pytest.raises(ValueError, match="dataset_id is 'lrl/lakes-v0', which contains no steps"):
         turns_of(model)
 
 
@@ -501,14 +501,14 @@ def test_another_size_or_other_actions_are_another_environment(datasets):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"num_episodes": 99}, "demonstrations.num_episodes is 99, but the all split of 'lrl/lakes-v0' holds 10"),
-        ({"num_rows": 10_000}, "demonstrations.num_rows is 10000, but the all split of 'lrl/lakes-v0' holds"),
-        ({"split": "validation", "validation_share": 0}, "the validation split of 'lrl/lakes-v0' holds 0"),
+        ({"num_episodes": 99}, "demonstrations.num_episodes is 99, but the all split of 'lrl/lakes-v0' has 10"),
+        ({"num_rows": 10_000}, "demonstrations.num_rows is 10000, but the all split of 'lrl/lakes-v0' has"),
+        ({"split": "validation", "validation_share": 0}, "the validation split of 'lrl/lakes-v0' has 0"),
         ({"split": "test"}, "demonstrations.split is 'test'"),
         ({"validation_share": 1.0}, "demonstrations.validation_share is 1.0"),
         ({"num_rows": 0}, "demonstrations.num_rows is 0"),
         ({"min_return": 7}, "min_return is 7, but the returns in the all split of 'lrl/lakes-v0' are 0 to 0; it must"),
-        ({"min_return": -1, "num_rows": 999}, r"'lrl/lakes-v0' holds \d+ with a return of -1 or more; it must be at"),
+        ({"min_return": -1, "num_rows": 999}, r"'lrl/lakes-v0' has \d+ with a return of -1 or more; it must be at"),
         ({"num_rows": 1, "num_episodes": 1}, "num_episodes and demonstrations.num_rows are both set"),
         ({"reasoning": ()}, "demonstrations.reasoning is"),
     ],
@@ -529,7 +529,7 @@ def test_errors_come_before_a_model_is_loaded(model, datasets, tmp_path):
         (ExpertDemonstrations(ExpertQRows()), MinariDemonstrations("lrl/none-v0")),
     ):
         data = DemonstrationsDataModule(train, env, validation_demonstrations=held_out)
-        with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is neither"):
+        with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is not in"):
             lrl.train(sft, data, max_epochs=1, accelerator="cpu")
 
 

@@ -170,14 +170,14 @@ def test_episodes_are_kept_as_columns_within_a_number_of_bytes(datasets, monkeyp
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"num_rows": 99}, "env.rows.num_rows is 99, but the all split of 'lrl/pendulum-v0' holds 18"),
-        ({"num_episodes": 9}, "env.rows.num_episodes is 9, but the all split of 'lrl/pendulum-v0' holds 6"),
+        ({"num_rows": 99}, "env.rows.num_rows is 99, but the all split of 'lrl/pendulum-v0' has 18"),
+        ({"num_episodes": 9}, "env.rows.num_episodes is 9, but the all split of 'lrl/pendulum-v0' has 6"),
         ({"num_rows": 1, "num_episodes": 1}, "env.rows.num_episodes and env.rows.num_rows are both set"),
         ({"min_return": 0.0}, "env.rows.min_return is 0, but the returns in the all split .* are -9 to -2; it must"),
         ({"split": "test"}, "env.rows.split is 'test'; it must be one of train, validation, all"),
         ({"num_rows": 0}, "env.rows.num_rows is 0; it must be at least 1"),
         ({"env": PLAYED["lrl/cartpole-v0"]}, "env.rows.dataset_id is 'lrl/pendulum-v0', whose observation space is"),
-        ({"dataset_id": "lrl/none-v0"}, "dataset_id is 'lrl/none-v0', which is neither in"),
+        ({"dataset_id": "lrl/none-v0"}, "dataset_id is 'lrl/none-v0', which is not in"),
     ],
 )
 def test_invalid_settings_of_rows_raise_one_sentence(datasets, settings, complaint):

@@ -102,7 +102,9 @@ def test_returns_beyond_a_time_limit_are_left_out(terminated, gamma, expected):
 
 def test_a_discount_that_no_episode_is_long_enough_for_is_named():
     write()
-    with pytest.raises(ValueError, match="whose train split holds no step whose return is known up to the time limit"):
+    with pytest.raises(
+        ValueError, match="whose train split contains no step whose return is known up to the time limit"
+    ):
         loaded(gamma=0.9)
 
 
@@ -110,7 +112,7 @@ def test_a_discount_that_no_episode_is_long_enough_for_is_named():
 def test_a_discount_for_which_the_episodes_of_a_split_are_too_short_is_named(split):
     write()
     write("lrl/short-v0", short=loaded().episodes[split])
-    with pytest.raises(ValueError, match=f"whose {split} split holds no step whose return is known"):
+    with pytest.raises(ValueError, match=f"whose {split} split contains no step whose return is known"):
         loaded(dataset_id="lrl/short-v0", gamma=0.1)
 
 
@@ -166,9 +168,9 @@ def test_ranks_share_the_held_out_rows():
 @pytest.mark.parametrize(
     ("given", "settings", "sentence"),
     [
-        ({"episodes": 2}, {}, "holds 2 episodes; .* hold out 2, none is left to train on"),
+        ({"episodes": 2}, {}, "contains 2 episodes; .* hold out 2, so that none is left to train on"),
         ({"rewards": [1.0] * STEPS}, {}, "whose rewards are all 1; a reward model needs rewards that differ"),
-        ({"rewards": [1.0, 2.0, np.nan, 0.0, 0.0]}, {}, "split holds numbers that are not finite"),
+        ({"rewards": [1.0, 2.0, np.nan, 0.0, 0.0]}, {}, "split contains numbers that are not finite"),
     ],
 )
 def test_data_sets_that_a_reward_model_cannot_learn_from_raise_one_sentence(given, settings, sentence):

@@ -61,7 +61,7 @@ def test_the_required_columns_are_enough(tmp_path: Path) -> None:
     assert CsvRows(file_with(tmp_path, least)).rows() == CsvRows(file_with(tmp_path, ORIGINAL)).rows()
     with pytest.raises(ValueError, match="row 1, column action_text: it is 'JUMP'; it must be one of LEFT, DOWN"):
         CsvRows(file_with(tmp_path, least | {"action_text": "JUMP"})).rows()
-    with pytest.raises(ValueError, match="row 1, column state_str: no cell is coloured, and there is no column state"):
+    with pytest.raises(ValueError, match="row 1, column state_str: no cell is coloured; colour the agent's cell"):
         CsvRows(file_with(tmp_path, least | {"state_str": "|SFFF|FHFH|FFFH|HFFG|"})).rows()
 
 

@@ -132,7 +132,7 @@ def test_data_sets_that_cannot_be_shown_raise_one_sentence(dataset, monkeypatch)
     with pytest.raises(ValueError, match="examples_from is 'lrl/pendulum-v0', whose observation space is Box"):
         draw_stored_examples(dataset, GymnasiumEnvs("CartPole-v1"), 1, "direct")
     monkeypatch.setattr("lrl.envs.minari_reader._check_hub", lambda: (_ for _ in ()).throw(OSError()))
-    with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is neither"):
+    with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is not in"):
         draw_stored_examples("lrl/none-v0", PENDULUM, 1, "direct")
     with pytest.raises(ValueError, match="examples_from is 'a/b-v0', but prompt.num_examples is 0"):
         PromptTemplate(examples_from="a/b-v0")

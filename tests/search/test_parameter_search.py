@@ -118,7 +118,7 @@ def test_an_error_is_reported_before_all_other_runs_have_finished(tmp_path):
         ("--methods ars in_context", "--methods has in_context; give the run that learned to search by --checkpoint."),
         (
             "--methods ars --checkpoint x",
-            "--checkpoint is given, but --methods has no in_context, which alone reads it.",
+            "--checkpoint is given, but --methods has no in_context, the only method that uses it.",
         ),
         ("--methods in_context --checkpoint nowhere", "nowhere'; it must be a checkpoint"),
         ("--seeds 0", "--seeds is 0; it must be at least 1."),

@@ -276,7 +276,7 @@ def test_a_prompt_or_reply_that_cannot_fit_raises_one_sentence_before_the_search
             64,
             "scripted has no room for a prompt with one policy of 2 parameters and a reply of sampling.max_new_tok",
         ),
-        (10**6, 2, "searcher.sampling.max_new_tokens is 2, which scripted exceeds by naming 2 parameters; allow more"),
+        (10**6, 2, "searcher.sampling.max_new_tokens is 2, but scripted needs more to write 2 parameters; increase it"),
     ):
         searcher = PromptedSearcher(Scripted(words=words), sampling=SamplingConfig(max_new_tokens=tokens))
         with pytest.raises(ValueError, match=said):

@@ -67,7 +67,7 @@ def test_unfinished_and_random_runs_are_not_drawn(tmp_path, monkeypatch):
     figure = panels(records, tmp_path / "a.png", monkeypatch)
     assert [axes.get_title() for axes in figure.axes] == ["maze"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ars", "published ProPS"]
-    with pytest.raises(ValueError, match="no run has finished that could be drawn"):
+    with pytest.raises(ValueError, match="picture is given, but no run has finished"):
         panels({SearchRun("nim", "in_context", 0): lucky}, tmp_path / "b.png", monkeypatch)
 
 

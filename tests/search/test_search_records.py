@@ -86,7 +86,7 @@ def test_a_table_of_the_documentation_is_made_from_a_kept_file():
     for kind, said in {
         "search searches nothing": "rule 'nothing'; it must be best_iteration or fresh",
         "search searches": "rule ''; it must be",
-        "search other fresh": "'other' holds no searches of `lrl search_table`",
+        "search other fresh": "'other' is not a report of `lrl search_table`",
         "search missing fresh": "must be a file of assets/results",
     }.items():
         with pytest.raises(ValueError, match=said):
@@ -135,10 +135,10 @@ def test_finished_runs_of_a_kept_report_are_not_run_again(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "which is no file"),
-        ("{", "which is no JSON"),
-        ("[]", "holds no searches"),
-        ('{"planned": [{}], "searches": []}', "all.json' has entries of another kind; give "),
+        (None, "which is not a file"),
+        ("{", "which is not JSON"),
+        ("[]", "is not a report of"),
+        ('{"planned": [{}], "searches": []}', "all.json' has entries in another format; give "),
         ("another budget", "--iterations is 7, but finished has nim random_search 0, which was made with 6; "),
     ],
 )
