@@ -28,7 +28,7 @@ def shipped(name: str) -> str | None:
 
 
 def resolve(name: str) -> str:
-    """Return ``name`` if it is a file or folder here, else the path of what ships with lrl, else ``name`` unchanged."""
+    """Return ``name`` if it exists, else the path of the shipped file or folder of this name; ``name`` if there is none."""
     return name if Path(name).exists() else shipped(name) or name
 
 
@@ -46,8 +46,9 @@ def resolve_config(name: str) -> str:
 def write_whole(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
     """Open a text file that takes the place of ``path`` when the ``with`` block ends without an error.
 
-    Until then it lies beside it, so that an error, such as a full disk, leaves the former content as it was. Missing
-    folders are created. What is no regular file, such as a pipe, is written directly.
+    Until then the text is in a temporary file of the same folder, so that an error, such as a full disk, does not
+    change the former content. Missing folders are created. A path that is not a regular file, such as a pipe, is
+    written directly.
 
     Args:
         path: the file.

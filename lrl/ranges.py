@@ -1,11 +1,11 @@
-"""Ranges of settings, as types: the command line checks them, and so does a configuration object made in Python."""
+"""Types of numbers in a range, which the command line and the constructors of configuration objects check."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-if TYPE_CHECKING:  # to a type checker they are the numbers that they restrict
+if TYPE_CHECKING:  # type checkers regard them as plain numbers
     ClosedUnitInterval = HalfOpenUnitInterval = LeftOpenUnitInterval = OpenUnitInterval = float
     NonNegativeFloat = PositiveFloat = float
     NonNegativeInt = PositiveInt = Seed = int
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 MAX_SEED = 2**63 - 1
-"""Greatest seed of an episode: seeds are 64-bit integers."""
+"""Largest seed of an episode; seeds are signed 64-bit integers."""
 
 RANGES: Mapping[str, str] = {
     "ClosedUnitInterval": "in [0, 1]",
@@ -59,11 +59,11 @@ RANGES: Mapping[str, str] = {
 
 
 def check_fields(settings: Any, key: str) -> None:
-    """Check the fields of a dataclass against their annotated ranges, and make plain numbers of them.
+    """Check the fields of a dataclass against their annotated ranges, and convert numbers to ``int`` or ``float``.
 
     Args:
         settings: an instance, frozen or not.
-        key: what the configuration calls it.
+        key: configuration key of the instance, for error messages.
 
     Raises:
         ValueError: If a value is out of range, or is not one of the names that its field allows.
@@ -77,10 +77,10 @@ def check_seed(key: str, seed: int, count: int = 1, maximum: int = MAX_SEED) -> 
     """Check the first of successive seeds.
 
     Args:
-        key: what the caller calls it.
+        key: configuration key of the seed, for error messages.
         seed: the first seed.
         count: number of seeds.
-        maximum: greatest possible seed.
+        maximum: largest possible seed.
 
     Raises:
         ValueError: If one of the seeds is negative or too large.
@@ -97,7 +97,7 @@ def check_arguments(function: Any, values: Mapping[str, Any], key: str) -> None:
     Args:
         function: the constructor.
         values: its ``locals()``.
-        key: what the configuration calls the object that is made.
+        key: configuration key of the constructed object, for error messages.
 
     Raises:
         ValueError: If a value is out of range, or is not one of the names that its argument allows.
@@ -106,7 +106,16 @@ def check_arguments(function: Any, values: Mapping[str, Any], key: str) -> None:
 
 
 def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the values that have a range, as plain numbers, by name."""
+    """Check values against their annotations, and return those that have a range by name, as ``int`` or ``float``.
+
+    Args:
+        hints: annotations by name.
+        values: values by name.
+        key: configuration key of the object that has these values, for error messages.
+
+    Raises:
+        ValueError: If a value is out of range, or is not one of the names that its annotation allows.
+    """
     plain: dict[str, Any] = {}
     for name, hint in hints.items():
         options = get_args(hint) if get_origin(hint) not in (None, Literal) else (hint,)
@@ -134,5 +143,5 @@ def _number(kind: Any, value: Any, message: str) -> int | float:
 
 
 def _plain(number: Any) -> int | float:
-    """Return a plain number: a checkpoint that is loaded with ``weights_only`` cannot hold its subclass."""
+    """Return a number as ``int`` or ``float``, because checkpoints loaded with ``weights_only`` allow no subclasses."""
     return int(number) if isinstance(number, int) else float(number)

@@ -27,16 +27,16 @@ Inputs = Mapping[str, Tensor]
 class TurnBatch:
     """Represents the turns of a training step: padded, masked, immutable.
 
-    A plain class, not a dataclass: Lightning moves and casts it through :meth:`to`.
+    It is a plain class instead of a dataclass, so that Lightning moves and casts it by calling :meth:`to`.
 
     Attributes:
-        inputs: the policy's own payload, each tensor ``(turn, ...)``.
-        response_mask: bool ``(turn, token)``, true exactly where a token was sampled, or demonstrated.
+        inputs: what the policy needs to evaluate the turns, each tensor ``(turn, ...)``.
+        response_mask: bool ``(turn, token)``, true for tokens that were sampled or demonstrated.
         old_logprobs: ``(turn, token)`` log-probabilities recorded while sampling.
         advantages: ``(turn, token)``.
-        ref_logprobs: ``(turn, token)`` of the reference policy, where one is asked for.
-        returns: ``(turn, token)``, targets of the value function, if there is one.
-        old_values: ``(turn, token)``, its values when the advantages were estimated.
+        ref_logprobs: ``(turn, token)`` log-probabilities of the reference policy; None unless the algorithm needs them.
+        returns: ``(turn, token)``, targets of the value function; None without one.
+        old_values: ``(turn, token)``, values from which the advantages were estimated; None without a value function.
     """
 
     __slots__ = ("advantages", "inputs", "old_logprobs", "old_values", "ref_logprobs", "response_mask", "returns")
@@ -132,14 +132,14 @@ class NativeTurn:
     """Represents a turn as the environment saw it."""
 
     observation: Any
-    """Native, as the environment returned it."""
+    """Native observation, as the environment returned it."""
     action: Any
-    """Native, as the environment received it: of a Box clipped."""
+    """Native action, as the environment received it: numbers of a Box are clipped to its bounds."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """Represents an observation, the response to learn, and the turns before in the episode.
+    """Represents an observation, the response to learn, and the past turns of the episode.
 
     For a policy that acts natively the observation and the action are :attr:`native`, and the texts are empty.
     """
@@ -147,20 +147,20 @@ class Demonstration:
     observation: str = ""
     response: str = ""
     history: History = ()
-    native: NativeTurn | None = field(default=None, compare=False)  # arrays have no one truth value
+    native: NativeTurn | None = field(default=None, compare=False)  # == of arrays returns no single truth value
 
     @property
     def characters(self) -> int:
-        """Number of characters, those of the history included."""
+        """Number of characters, including those of the history."""
         return sum(len(turn.observation) + len(turn.response) for turn in (self, *self.history))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomKeys:
-    """Holds counters that name every random number of an act: see :mod:`lrl.functional.random`.
+    """Holds the counters that determine every random number of a decision, see :mod:`lrl.functional.random`.
 
-    A number depends on nothing else, so a rollout does not change with the number of environments,
-    with which rows have finished, or with the number of ranks.
+    A random number depends on nothing else. So a rollout depends neither on the number of environments or ranks nor on
+    which rows have finished.
     """
 
     seed: int
@@ -169,7 +169,7 @@ class RandomKeys:
     env: np.ndarray
     """Global environment (or episode) index, int64 ``(row,)``."""
     turn: np.ndarray
-    """Index of the turn in its episode, or in its collection where episodes go on, int64 ``(row,)``."""
+    """Index of the turn in its episode, or in its collection if episodes continue in the next one, int64 ``(row,)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,17 +181,17 @@ class Decisions:
     inputs: Inputs
     """Each ``(row, ...)``: what :meth:`Policy.evaluate` needs to evaluate these turns again."""
     response_mask: Tensor
-    """bool ``(row, token)``: the sampled tokens, the end token included."""
+    """bool ``(row, token)``: the sampled tokens, including the end token."""
     logprobs: Tensor
     """``(row, token)``: log-probabilities of the distribution that was sampled from; 0 where masked."""
     memory: list[History]
-    """The rows' histories, this turn included."""
+    """The history of each row, including this turn."""
     values: Tensor | None = None
-    """``(row, token)``: value estimates, where acting computes them anyway; else they are computed with the
+    """``(row, token)``: value estimates; None if acting does not compute them. They are then computed before the
     advantages."""
     replaced: Mapping[int, str | None] = field(default_factory=dict)
-    """Rows whose action was replaced by a random one, with the text of the action that the actor had chosen; None where
-    that was no legal action, or a native one without a name."""
+    """Rows whose action was replaced by a random one, with the text of the action that the actor had chosen. The text
+    is None if that action was illegal, or is native and has no name."""
 
 
 class Distribution(ABC):
@@ -220,7 +220,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def metric(self, tangent: Tensor) -> Tensor:
-        """Multiply a tangent with the second derivative of ``KL(self || .)`` at ``self`` by the coordinates.
+        """Multiply a tangent with the second derivative, in the coordinates, of ``KL(self || .)`` at ``self``.
 
         Args:
             tangent: ``(turn, token, coordinate)``.
@@ -245,7 +245,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Represents a collection; ``terminated``, ``truncated`` and ``active`` are separate."""
+    """Represents the turns of one collection; environments without a turn at some time are inactive there."""
 
     inputs: Inputs
     """Each ``(time, env, ...)``."""
@@ -256,9 +256,9 @@ class Rollout:
     rewards: Tensor
     """float32 ``(time, env)``."""
     terminated: Tensor
-    """bool ``(time, env)``: the environment reached an end; the value after it is 0."""
+    """bool ``(time, env)``: the episode reached a terminal state, whose value is 0."""
     truncated: Tensor
-    """bool ``(time, env)``: the episode was cut; its state still had a value."""
+    """bool ``(time, env)``: the episode was cut at a state that is not terminal, so this state has a value."""
     active: Tensor
     """bool ``(time, env)``: a turn was taken here."""
     turn: Tensor
@@ -278,8 +278,10 @@ class Rollout:
     ref_logprobs: Tensor | None = None
     """``(time, env, token)`` of the reference policy, if the algorithm needs one."""
     state: Tensor | None = None
-    """int64 ``(time, env)``: the same number wherever the same was observed before a turn; None unless the algorithm
-    compares states. 0 where inactive."""
+    """int64 ``(time, env)``: number of the observation before a turn, equal for equal observations; 0 where inactive.
+
+    None unless the algorithm compares states.
+    """
 
     @property
     def num_turns(self) -> int:
@@ -288,7 +290,7 @@ class Rollout:
 
     @property
     def returns(self) -> Tensor:
-        """Undiscounted sum of each environment's rewards, ``(env,)``: its episode's return, if it played one."""
+        """Undiscounted sum of each environment's rewards, ``(env,)``: the return, if it played exactly one episode."""
         return (self.rewards * self.active).sum(0)
 
     @property
@@ -298,7 +300,7 @@ class Rollout:
 
     @property
     def cut(self) -> Tensor:
-        """Return whether the episode continues after this turn, but not in this rollout, bool ``(time, env)``.
+        """True where the episode continues after this turn, but not in this rollout; bool ``(time, env)``.
 
         The turn was truncated, or it is the last of its environment and its episode has not ended.
         """
@@ -310,7 +312,7 @@ class Rollout:
         return replace(self, **changes)
 
     def to(self, device: torch.device) -> Rollout:
-        """Return a copy with every tensor but the metrics on a device."""
+        """Return a copy with all tensors except the metrics on a device."""
         tensors = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, inputs={name: tensor.to(device) for name, tensor in self.inputs.items()}, **tensors)
 

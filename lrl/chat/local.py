@@ -63,7 +63,7 @@ class LocalChatModel(ChatModel):
         """Load the model; further calls do nothing.
 
         Raises:
-            ValueError: If it cannot be loaded.
+            ValueError: If the model cannot be loaded.
         """
         self._load()
 
@@ -152,7 +152,7 @@ class VLLMGenerator:
         options: further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
 
     Raises:
-        ValueError: If vLLM is not installed.
+        ValueError: If the package ``vllm`` is not installed.
     """
 
     def __init__(

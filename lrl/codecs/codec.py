@@ -128,7 +128,7 @@ class TextCodec(ABC):
         best: tuple[int, int, str | None] = (0, 0, None)
         for action in self.action_texts or ():
             for match in re.finditer(rf"(?<![\w.]){re.escape(action)}(?![\w])", text, re.IGNORECASE):
-                # Of two actions that end at the same position, the longer one is meant.
+                # If two actions end at the same position, the longer one is returned.
                 best = max(best, (match.end(), len(action), action), key=lambda candidate: candidate[:2])
         return best[2]
 
@@ -196,7 +196,7 @@ class NamedActionsCodec(TextCodec):
         """Return the name of an action.
 
         Raises:
-            ValueError: If there is no such action.
+            ValueError: If ``action`` is not the index of an action.
         """
         if int(action) not in range(len(self._actions)):
             raise ValueError(f"the action is {action}; it must be from 0 to {len(self._actions) - 1}.")

@@ -210,7 +210,7 @@ def _after_name(name: str, text: str) -> str:
     """Return the text after ``name`` and a blank.
 
     Raises:
-        InvalidActionError: If ``text`` begins otherwise.
+        InvalidActionError: If ``text`` does not begin with ``name`` and a blank.
     """
     if not text.startswith(f"{name} "):
         raise InvalidActionError(f"{text[:20]!r} must begin with {name!r} and a blank")
@@ -222,8 +222,8 @@ class TextFormat(SpaceFormat):
 
     Args:
         space: the space.
-        strict: whether :meth:`decode` rejects texts outside of the space. Environments observe some: Gymnasium's
-            default alphabet has no blank.
+        strict: whether :meth:`decode` rejects texts outside of the space. Observations can be
+            outside of it, because Gymnasium's default alphabet has no blank.
     """
 
     def __init__(self, space: spaces.Text, strict: bool = True) -> None:
@@ -277,7 +277,7 @@ class CompositeFormat(SpaceFormat):
         """Return the text of each leaf by its path.
 
         Raises:
-            InvalidActionError: If a leaf is missing, or there are more lines than leaves and none is a text.
+            InvalidActionError: If a leaf is missing, or there are more lines than leaves and no leaf is a Text space.
         """
         has_texts = any(isinstance(leaf, TextFormat) for leaf in self._leaves.values())
         if text.count("\n") + 1 != len(self._leaves) and not has_texts:

@@ -136,7 +136,7 @@ def render_map(state: int, desc: Sequence[str]) -> str:
     """Render the map with ``A`` on cell ``state``, below a line with the row and column of that cell.
 
     Raises:
-        ValueError: If there is no such cell.
+        ValueError: If ``state`` is not the index of a cell of the map.
     """
     if state not in range(len(desc) * len(desc[0])):
         raise ValueError(f"the observation is {state}; it must be from 0 to {len(desc) * len(desc[0]) - 1}.")

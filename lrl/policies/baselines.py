@@ -33,14 +33,14 @@ def expert_for(codec: TextCodec) -> Expert:
     """Return the expert for environments with this codec.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If no expert is known for this codec.
     """
     if isinstance(codec, FrozenLakeCodec):
         return FrozenLakeExpert(codec.is_slippery)
     if codec.has_expert:
         return EnvironmentExpert()
     name = type(codec).__name__
-    raise ValueError(f"policy is 'expert', but no expert is known for {name}; policy.expert must be one.")
+    raise ValueError(f"policy is 'expert', but no expert is known for {name}; policy must be another actor.")
 
 
 @final
@@ -55,7 +55,7 @@ class EnvironmentExpert:
         """Return the advised action.
 
         Raises:
-            ValueError: If the observation contains none.
+            ValueError: If the observation contains no advised action.
         """
         if not isinstance(observation, AdvisedObservation):
             raise ValueError(
@@ -234,7 +234,7 @@ class ExpertActor(FixedActor):
         """Set the codec, and look up its expert if none is given.
 
         Raises:
-            ValueError: If no expert is known.
+            ValueError: If no expert is given and none is known for this codec.
         """
         super().connect(codec)
         if self.expert is None:

@@ -186,7 +186,7 @@ def space_to_dict(name: str, space: gym.Space) -> dict[str, Any]:
         space: a Box or a Discrete space.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If ``space`` is neither a Box nor a Discrete space.
     """
     if isinstance(space, spaces.Box):
         return {"shape": list(space.shape)}

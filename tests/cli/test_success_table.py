@@ -34,7 +34,7 @@ def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_
 def test_an_environment_without_expert_is_one_sentence() -> None:
     done = run("--env_id", "minigrid:MiniGrid-Empty-5x5-v0")
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("no expert is known for BabyAICodec; policy.expert must be one.")
+    assert done.stderr.strip().endswith("no expert is known for BabyAICodec; policy must be another actor.")
 
 
 def test_settings_of_an_environment_are_columns_from_the_first_line_on() -> None:
