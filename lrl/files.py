@@ -28,7 +28,7 @@ def shipped(name: str) -> str | None:
 
 
 def resolve(name: str) -> str:
-    """Return ``name`` if it exists, else the path of the shipped file or folder of this name; ``name`` if there is none."""
+    """Return the path of the shipped file or folder ``name``; ``name`` itself if it exists or is not shipped."""
     return name if Path(name).exists() else shipped(name) or name
 
 

@@ -98,7 +98,7 @@ class RecordedEpisode:
     advised: list[str | None] = field(default_factory=list)
     """Text of the policy's own action, which a random action replaced, for each of :attr:`random_steps`.
 
-    None if it was illegal or has no text. These actions are not an advisor's.
+    None if it was illegal or has no text. No advisor is needed for these actions.
     """
     advised_actions: list[Any] = field(default_factory=list)
     """Native action of the advisor for each step; empty without an advisor."""

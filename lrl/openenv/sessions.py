@@ -331,7 +331,7 @@ def load_object(path: str, key: str) -> Any:
     """Import the object ``module:Name``, which is the value of the setting ``key``.
 
     Raises:
-        ValueError: If there is no such object.
+        ValueError: If the module cannot be imported or has no object of this name.
     """
     module, _, name = path.partition(":")
     try:
