@@ -268,7 +268,8 @@ class ScoringPolicy(Policy):
         """Return the tokens of the actions' texts, on the device of the weights."""
         device = self.language_model.device
         if self._made is None or self._made.ids.device != device:
-            self._made = Candidates.of(self._tokens, device)
+            with torch.inference_mode(False):  # else they could not be used in training after a validation
+                self._made = Candidates.of(self._tokens, device)
         return self._made
 
     def _divisors(self) -> Tensor:

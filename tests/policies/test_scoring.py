@@ -125,6 +125,13 @@ def test_scores_equal_those_of_single_candidates(folder, codec, normalisation, s
     torch.testing.assert_close(scores, all_by_hand(policy), atol=1e-10, rtol=0)
 
 
+def test_a_policy_that_was_evaluated_in_inference_mode_can_be_trained(folder):
+    policy = ready(folder)
+    with torch.inference_mode():  # Lightning validates in this mode
+        policy.evaluate(batch_of(act(policy)))
+    policy.evaluate(batch_of(act(policy))).logprobs.sum().backward()
+
+
 def test_the_gradient_equals_that_of_single_candidates(folder):
     policy = ready(folder)
     decisions = act(policy)
