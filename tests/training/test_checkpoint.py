@@ -7,6 +7,7 @@ from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.run_data import ValidationConfig
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.functional import distributed
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.checkpoint import CollectionCheckpoint
 
@@ -41,3 +42,23 @@ def test_a_best_checkpoint_that_cannot_be_written_does_not_count_as_written(tmp_
     with pytest.raises(OSError, match="No space left"):
         fit(tmp_path, checkpoint)
     assert checkpoint.best is None
+
+
+def test_optimizer_states_of_a_sharded_checkpoint_are_indexed_by_position(monkeypatch, tmp_path):
+    groups = [{"lr": 0.1, "params": ["weight"]}, {"lr": 0.2, "params": ["bias"]}]
+    sharded = {
+        "epoch": 3,
+        "optimizer_0": {"state": {"bias": "moments of bias", "weight": "moments of weight"}, "param_groups": groups},
+        "optimizer_1": {"param_groups": [{"lr": 0.3, "params": ["a", "b"]}]},
+    }
+    monkeypatch.setattr(distributed, "read_checkpoint", lambda path: sharded)
+    assert distributed.consolidated_checkpoint(tmp_path) == {
+        "epoch": 3,
+        "optimizer_states": [
+            {
+                "state": {1: "moments of bias", 0: "moments of weight"},
+                "param_groups": [{"lr": 0.1, "params": [0]}, {"lr": 0.2, "params": [1]}],
+            },
+            {"state": {}, "param_groups": [{"lr": 0.3, "params": [0, 1]}]},
+        ],
+    }
