@@ -1,10 +1,10 @@
 """Run a function as a command: its options come from its signature, and their help from its docstring.
 
 A parameter before ``*`` is a positional argument, every other one an option of the same name. The annotation decides
-how it is given: ``bool`` is a flag, ``list[T]`` takes one or more words, ``tuple[T, T]`` takes two, and each field of a
-dataclass is an option. ``*options`` collects all words that are not options of the command. jsonargparse parses the
-values; its own ``add_function_arguments`` reads a list from one word in brackets, which a shell cannot expand from a
-pattern, and the value of a flag from a second word.
+how it is given: ``bool`` is a flag, ``list[T]`` takes one or more words, ``tuple[T, T]`` takes two, ``tuple[str, ...]``
+takes one each time that it is given, and each field of a dataclass is an option. ``*options`` collects all words that
+are not options of the command. jsonargparse parses the values; its own ``add_function_arguments`` reads a list from one
+word in brackets, which a shell cannot expand from a pattern, and the value of a flag from a second word.
 
 A module of a command is imported for ``--help``, so its function imports what is slow to import.
 """
@@ -93,6 +93,7 @@ def user_errors(prog: str, options: Sequence[str] | dict[str, Any] = ()) -> Iter
         sentence = str(error) if isinstance(error, ValueError) else sentence_of(error)
         if sentence is None:
             raise
+        sentence = sentence.removeprefix("argument ")  # argparse begins so
         hyphens = "--" if sentence.split(" ", 1)[0].rstrip(":") in options else ""
         sys.stderr.write(f"{prog}: {hyphens}{sentence}\n")
         raise SystemExit(2) from None
@@ -145,7 +146,8 @@ def _add_options(container: Any, owner: Any) -> dict[str, Any]:
             if settings["type"] in (str, Path) and not positional:
                 settings["action"] = "extend"  # an option that is given twice has the words of both
         elif get_origin(kind) is tuple:
-            settings |= {"nargs": len(get_args(kind)), "type": get_args(kind)[0]}
+            size = {"action": "append"} if ... in get_args(kind) else {"nargs": len(get_args(kind))}
+            settings |= size | {"type": get_args(kind)[0]}
         else:
             settings["type"] = kind
         container.add_argument(name if positional else f"--{name}", **settings)
@@ -168,10 +170,11 @@ def _parsed(parser: ArgumentParser, words: Sequence[str], options: dict[str, Any
         hint = f"did you mean {near[0]}?" if near else f"`{parser.prog} --help` lists the options."
         raise ValueError(f"{word} is not an option; {hint}")
     if found := re.match(r"the following arguments are required: ([\w, ]+)", text):
-        raise ValueError(f"{found[1]} must be given.")
+        names = (f"--{name}" if name in options else name for name in found[1].split(", "))
+        raise ValueError(f"{' and '.join(names)} must be given.")
     if found := re.match(r'Parser key "(\w+)"', text):
         raise ValueError(f"--{found[1]} is {_wrong_value(text, options[found[1]])}.")
-    raise ValueError(text.removeprefix("argument "))
+    raise ValueError(text)
 
 
 def _wrong_value(report: str, kind: Any) -> str:

@@ -15,7 +15,7 @@ def plot(
     metric: str = "val/success_rate",
     clock: Literal["env_steps", "episodes", "tokens", "minutes"] = "env_steps",
     statistic: Literal["mean", "iqm"] = "iqm",
-    baseline: list[str] | None = None,
+    baseline: tuple[str, ...] | None = None,
     title: str = "",
     out: Path = Path("plot.png"),
 ) -> None:
@@ -30,7 +30,7 @@ def plot(
         metric: any column of metrics.csv.
         clock: the x axis.
         statistic: how the runs of a label are averaged: mean or interquartile mean.
-        baseline: horizontal lines, each LABEL=VALUE.
+        baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
         title: title of the plot.
         out: the PNG to write.
     """

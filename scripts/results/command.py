@@ -43,7 +43,7 @@ def keep(
     bar: float | None = None,
     bounds: tuple[float, float] | None = None,
     reach: float | None = None,
-    baseline: list[str] | None = None,
+    baseline: tuple[str, ...] | None = None,
     note: str = "",
 ) -> None:
     """Summarise runs as the file assets/results/<name>.json.
@@ -65,7 +65,7 @@ def keep(
         bar: The value that a run should reach.
         bounds: Lowest and highest possible value of a bounded return; rates lie in [0, 1].
         reach: Keep when the mean of 25 training episodes first reaches this return.
-        baseline: Horizontal lines, each LABEL=VALUE.
+        baseline: A horizontal line, as LABEL=VALUE; the option may be given several times.
         note: A note for the file.
     """
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())

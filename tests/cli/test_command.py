@@ -119,7 +119,20 @@ def test_an_error_of_the_library_names_the_option_of_its_setting(error, sentence
     assert end.value.code == status and capsys.readouterr().err == f"lrl fail: {sentence}\n"
 
 
-def test_other_words_are_collected_where_a_function_takes_them():
+def test_an_option_that_takes_one_word_each_time_may_stand_before_the_positional_arguments(capsys):
+    def plot(files: list[str], *, line: tuple[str, ...] | None = None, out: str) -> None:
+        """Plot files."""
+        SEEN.append((files, line, out))
+
+    SEEN.clear()
+    command(plot)("lrl plot", ["--out", "x", "--line", "1", "--line", "2", "a", "b"])
+    assert SEEN == [(["a", "b"], ("1", "2"), "x")]
+    with pytest.raises(SystemExit):
+        command(plot)("lrl plot", [])
+    assert capsys.readouterr().err == "lrl plot: files and --out must be given.\n"
+
+
+def test_other_words_are_collected_where_a_function_takes_them(capsys):
     def run(*options: str, count: int, name: str = "x") -> None:
         """Run with options of another program."""
         SEEN.append((options, count, name))
@@ -127,3 +140,6 @@ def test_other_words_are_collected_where_a_function_takes_them():
     SEEN.clear()
     command(run)("lrl run", ["--other.key", "3", "--count", "4", "--flag", "--name=y"])
     assert SEEN == [(("--other.key", "3", "--flag"), 4, "y")]
+    with pytest.raises(SystemExit):
+        command(run)("lrl run", ["--count"])
+    assert capsys.readouterr().err == "lrl run: --count: expected one argument\n"
