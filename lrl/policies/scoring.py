@@ -125,6 +125,7 @@ class ScoringPolicy(Policy):
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
+        self._made = None
         self._check_tokens()
         if self.pack_tokens is not None and (
             max(map(len, self._tokens), default=0) > 1 or not self.language_model.share

@@ -125,6 +125,16 @@ def test_scores_equal_those_of_single_candidates(folder, codec, normalisation, s
     torch.testing.assert_close(scores, all_by_hand(policy), atol=1e-10, rtol=0)
 
 
+def test_candidates_are_those_of_the_last_configured_codec(folder):
+    policy = ready(folder)
+    act(policy)
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    inputs = act(policy).inputs
+    scores = policy.scores(inputs["prompt_ids"], inputs["prompt_mask"])
+    torch.testing.assert_close(scores, all_by_hand(policy), atol=1e-10, rtol=0)
+
+
 def test_a_policy_that_was_evaluated_in_inference_mode_can_be_trained(folder):
     policy = ready(folder)
     with torch.inference_mode():  # Lightning validates in this mode
