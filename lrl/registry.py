@@ -10,7 +10,6 @@ searched as well if its ``pyproject.toml`` has an entry point of the group ``lrl
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -88,9 +87,7 @@ def enable_short_names() -> None:
     resolve = _typehints.resolve_class_path_by_name
 
     def resolve_component(kind: Any, name: str) -> str:
-        if name in components():
-            importlib.import_module(components()[name].rpartition(".")[0])
-        return resolve(kind, name)
+        return components().get(name) or resolve(kind, name)
 
     _typehints.resolve_class_path_by_name = resolve_component
 
