@@ -12,6 +12,7 @@ def folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_the_first_two_updates_are_those_that_were_recorded(folder, tmp_path, kind):
     recorded = json.loads(GOLDEN.read_text())[kind]

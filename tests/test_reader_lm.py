@@ -90,5 +90,6 @@ def test_heads_look_back_before_anything_is_learned(script: Any, reader: Languag
     assert attention[:, 3:].diagonal(-1, dim1=-2, dim2=-1)[..., 6:].max() < 0.3
 
 
+@pytest.mark.slow
 def test_it_reads_rooms_that_it_has_never_seen(script: Any, reader: LanguageModel) -> None:
     assert script.accuracy(reader.model, reader.tokenizer.tokenizer, count=100) > 0.93

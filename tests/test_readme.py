@@ -220,6 +220,7 @@ def test_there_are_commands_to_run():
     assert len(TRAINING) >= 4 and any(line.startswith("lrl evaluate ") for line in OTHERS)
 
 
+@pytest.mark.slow
 def test_a_short_run_is_made_of_the_sizes_that_are_written(tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr(LRLCLI, "_run_subcommand", lambda self, _: seen.update(vars(self.datamodule)))

@@ -92,6 +92,7 @@ def assert_ends_alike(trainer, whole):
     assert rows and rows == whole.logger.rows[-len(rows) :]
 
 
+@pytest.mark.slow
 def test_three_collections_are_trained_part_by_part(whole):
     _, trainer, counter = whole
     expected = []
@@ -286,6 +287,7 @@ def test_other_random_numbers_are_refused(folder, tmp_path):
 LORA = {"model": {"lora": LoRAConfig(r=2, alpha=4)}}
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_the_distribution_that_it_had_only(folder, tmp_path):
     def run(ckpt_path=None, max_epochs=2, **changes):
         trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=max_epochs)
@@ -425,6 +427,7 @@ def test_every_argument_of_a_policy_and_of_data_is_compared_or_free(policies):
     assert {key.partition(".")[2] for key in FREE_SETTINGS if key.startswith("language_model.")} <= known
 
 
+@pytest.mark.slow
 def test_the_reference_after_a_resume_is_the_policy_that_the_run_started_from(whole, folder, tmp_path):
     kind, reference, _ = whole
     trainer = fit(

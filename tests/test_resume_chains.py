@@ -196,6 +196,7 @@ KNOWN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "chain"), KNOWN, ids=str)
 def test_a_run_interrupted_several_times_ends_bit_identical(whole, tmp_path, variant, chain):
     check(variant, chain, tmp_path, whole)

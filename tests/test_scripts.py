@@ -10,6 +10,7 @@ from commands import run_words
 from lrl.cli.program import main
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -42,6 +43,7 @@ def output_of(command):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_model_chooses_among_the_legal_actions(tmp_path):
     output_of(
         f"lrl evaluate --model assets/tiny-lm --choose --env_id CartPole-v1 --episodes 2 --json {tmp_path}/report.json"

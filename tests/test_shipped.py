@@ -82,6 +82,7 @@ def wheel(tmp_path_factory):
     return built
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_model_every_config_and_the_files_that_configs_name(wheel):
     carried = set(zipfile.ZipFile(wheel).namelist())
     shipped = "assets/*-lm/*", "assets/expert_q/*", "configs/**/*.yaml"

@@ -34,6 +34,7 @@ def run(request, tiny, tmp_path_factory):
     return lambda: ALGORITHMS[request.param](tiny), lambda: data_for(request.param), root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("from_checkpoint", [False, True], ids=["fresh", "checkpoint"])
 @pytest.mark.parametrize("subcommand", LOGGED)
 def test_every_subcommand_runs_with_every_algorithm(run, subcommand, from_checkpoint, tmp_path):

@@ -162,10 +162,12 @@ def test_a_cell_of_the_map_and_each_action_is_one_token(chat: ChatTokenizer) -> 
 # -- what it says -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_its_answers_are_valid_at_temperature_one(chat: ChatTokenizer, answers: tuple[Any, list[list[int]]]) -> None:
     assert valid_rate(chat, answers[1], "think_answer") >= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("style", "turns"), [("direct", 0), ("final_answer", 0), ("think_answer", 3)])
 def test_other_formats_and_histories_are_answered_validly(
     chat: ChatTokenizer, model: Any, style: str, turns: int
@@ -182,6 +184,7 @@ def test_its_reasoning_is_sampled_and_never_empty(chat: ChatTokenizer, answers: 
     assert not any(action in thought for thought in thoughts for action in CODEC.action_texts)
 
 
+@pytest.mark.slow
 def test_it_prefers_no_action_in_any_state(
     chat: ChatTokenizer, model: Any, answers: tuple[list[list[int]], list[list[int]]]
 ) -> None:
@@ -210,6 +213,7 @@ def action_chances(model: Any, chat: ChatTokenizer, prompts: list[list[int]], re
 # -- how it is built --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_script_builds_this_tokenizer_again(chat: ChatTokenizer) -> None:
     tokenizer = build_script().build_tokenizer(seed=0)
     assert tokenizer.backend_tokenizer.to_str() == chat.tokenizer.backend_tokenizer.to_str()

@@ -171,6 +171,7 @@ def test_the_ratio_of_the_first_update_is_one(tiny_model, temperature):
     torch.testing.assert_close(ratio, torch.ones_like(ratio), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_adapters_that_drop_out_leave_the_ratio_of_every_collections_first_update_at_one(tiny_model, tmp_path):
     module = tiny_runs.grpo(tiny_model, kl={"coef": 0.0}, model={"lora": LoRAConfig(r=2, dropout=0.5)})
     trainer = tiny_runs.make_trainer(tmp_path, enable_checkpointing=False)

@@ -107,6 +107,7 @@ def fit(root, *callbacks, module=None, data=None, **settings):
 # -- figures by hand --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_r2_is_one_for_the_truth_zero_for_the_mean_and_defined_for_a_constant():
     assert r2(0.0, 4.0) == 1 and r2(4.0, 4.0) == 0 and r2(6.0, 4.0) == -0.5
     assert r2(1.0, 0.0) == 0
@@ -167,6 +168,7 @@ def test_statistics_are_those_of_the_training_split(tmp_path):
     assert float(module.model.minimum) == pytest.approx(rewards.min())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path):
     whole = fit(tmp_path / "whole", CollectionCheckpoint(1, "val/loss", "min"), max_epochs=4)
     fit(tmp_path / "half", CollectionCheckpoint(1, "val/loss", "min"), max_epochs=2)

@@ -54,6 +54,7 @@ def test_it_clones_the_expert_and_with_the_sign_flipped_it_does_not(folder, tmp_
     assert success() < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack_tokens", [None, 96])
 @pytest.mark.parametrize("loss_on", ["completion", "all"])
 def test_accumulated_batches_take_the_step_of_one_large_batch(folder, tmp_path, loss_on, pack_tokens):
@@ -130,6 +131,7 @@ def test_dropout_is_on_in_training_off_in_validation_and_resumed_bit_identically
     assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_resumed_behind_the_last_step_of_a_pass_validates_and_logs_first(folder, tmp_path, every):
     def run(**changes):
@@ -155,6 +157,7 @@ def test_a_run_resumed_between_passes_ends_bit_identical(folder, tmp_path):
     assert torch.equal(weights(resumed.lightning_module), weights(whole.lightning_module))
 
 
+@pytest.mark.slow
 def test_metrics_are_logged_per_pass_or_as_often_as_asked_with_the_clocks(folder, tmp_path):
     per_pass = fit(sft(folder), tmp_path, max_epochs=2)
     assert logged(per_pass, "clock/optimizer_steps") == [5, 10]
@@ -168,6 +171,7 @@ def test_metrics_are_logged_per_pass_or_as_often_as_asked_with_the_clocks(folder
     assert logged(accumulated, "clock/optimizer_steps") == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_the_held_out_loss_is_the_mean_over_tokens_and_stops_the_run_early(folder, tmp_path):
     held_out = ExpertDemonstrations(ExpertQRows(), seed=1)
     source = data(validation_demonstrations=held_out, batch_size=4)

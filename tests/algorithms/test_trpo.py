@@ -84,6 +84,7 @@ def of_torch(distribution):
     return torch.distributions.Independent(torch.distributions.Normal(means, log_std.exp()), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_recorded_divergence_is_that_of_copied_distributions(folder, kind):
     module, batch = prepared(kind, folder, natural_gradient={"damping": 0.0}, max_kl=0.01)
@@ -96,6 +97,7 @@ def test_the_recorded_divergence_is_that_of_copied_distributions(folder, kind):
     assert figures["train/kl"] == pytest.approx(float(per_turn), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind):
     module, batch = prepared(kind, folder)
@@ -162,6 +164,7 @@ def test_both_forms_of_the_fisher_product_agree_and_chunks_change_nothing(folder
     assert float(vector @ (products[0][0] - 0.1 * vector)) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "head"])
 def test_the_fisher_product_is_that_of_the_explicit_matrix_on_an_adapter(folder, kind):
     """Fisher matrix of the weights of adapters and head: E[score score^T] over all choices at the sampled positions."""
@@ -217,6 +220,7 @@ def test_the_critic_view_gives_the_values_of_an_evaluation(folder, kind):
     torch.testing.assert_close(values[mask], module.policy.evaluate(batch[index]).values[mask], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "mlp"])
 def test_the_critic_is_fitted_to_the_least_squares_solution(folder, kind):
     """At the optimum of the bias of the last, linear layer the mean residual is 0."""
@@ -504,6 +508,7 @@ def test_the_sampled_distribution_is_stored_once():
     torch.testing.assert_close(constant.kl(Categorical(logits)), torch.zeros(3, 2), atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_region_may_shrink_over_the_run(tmp_path):
     module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, schedule="linear")
     steps = [row["train/kl"] for _, row in run(module, chain_data(), tmp_path, epochs=10) if "train/kl" in row]

@@ -81,6 +81,7 @@ def test_overlays_go_on_top_of_an_experiment_and_of_each_other():
     assert language_model.lora.r == 16 and policy.prompt.response_format == "think_answer"
 
 
+@pytest.mark.slow
 def test_null_on_the_command_line_unsets_a_key_at_any_depth():
     policy = "--model.init_args.policy.init_args"
     cli = parsed_by(
@@ -139,6 +140,7 @@ def test_a_value_of_the_wrong_type_is_refused_in_a_sentence(arguments, sentence,
     assert stopped.value.code == 2 and capsys.readouterr().err == sentence + "\n"
 
 
+@pytest.mark.slow
 def test_chat_models_and_callbacks_are_named_without_their_module():
     chat = "--model.init_args.searcher.init_args.chat_model"
     words = ("--config", "configs/cartpole/props.yaml", chat, "LocalChatModel", f"{chat}.init_args.language_model.name")
@@ -149,6 +151,7 @@ def test_chat_models_and_callbacks_are_named_without_their_module():
     assert short_name(last.class_path) == "TrainingReturns" and last.init_args.max_episodes == 9
 
 
+@pytest.mark.slow
 def test_the_seed_reaches_the_data():
     parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
     assert parsed.data.init_args.seed == 7
@@ -165,6 +168,7 @@ def test_one_option_exports_the_model_and_pushes_it(monkeypatch):
     assert exports[0] == [] and [(part.repo_id, part.private) for part in exports[1]] == [("me/lake", True)]
 
 
+@pytest.mark.slow
 def test_an_accelerator_that_is_not_here_is_named(monkeypatch):
     command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "gpu"]
     monkeypatch.setattr(sys, "argv", command)

@@ -83,6 +83,7 @@ def merge(*words):
     return run_words(["python", "-m", "lrl", "merge", *map(str, words)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["--checkpoint", "--peft_model_id"])
 def test_a_run_or_an_adapter_becomes_a_plain_folder(folder, tmp_path, source):
     from transformers import AutoModelForCausalLM

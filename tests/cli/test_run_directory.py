@@ -72,6 +72,7 @@ def test_a_directory_that_was_there_and_what_a_user_put_there_stay(launch, tmp_p
     assert status == 2 and "which is not empty" in said and os.listdir(run) == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_a_run_that_had_begun_training_is_kept(launch, tmp_path):
     run = tmp_path / "begun"
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "no_such"}}
@@ -282,6 +283,7 @@ def test_a_full_disk_does_not_print_a_traceback_for_every_line_of_the_log(tmp_pa
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_validate_prints_the_table_and_warns_that_nothing_was_loaded(launch, tmp_path):
     status, printed, said = launch("validate", "--run_directory", tmp_path / "run")
     assert status == 0 and "no --ckpt_path is given: validate evaluates the untrained policy" in said

@@ -118,6 +118,7 @@ def test_the_same_command_resumes_after_the_server_stopped_it_and_the_key_is_in_
     assert not any(KEY.encode() in path.read_bytes() for path in files)
 
 
+@pytest.mark.slow
 def test_a_command_that_was_killed_resumes_without_asking_twice(server, capsys):
     """SIGKILL, while the responses of a turn arrive."""
     evaluated(server, capsys, "--cache none")
@@ -155,6 +156,7 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "said"),
     [

@@ -288,6 +288,7 @@ def cases(always, sweep):
     return [*(pytest.param(*case, id=name) for name, case in always.items()), *swept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "has_its_effect"), cases(WORKS, SWEEP))
 def test_a_flag_or_callback_has_its_usual_effect(words, has_its_effect, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -296,6 +297,7 @@ def test_a_flag_or_callback_has_its_usual_effect(words, has_its_effect, tmp_path
     assert has_its_effect(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "sentence"), cases(REFUSED, REFUSED_SWEEP))
 def test_what_cannot_have_its_effect_is_refused_in_a_sentence(words, sentence, tmp_path):
     done, _ = fit(tmp_path, *words)
@@ -312,6 +314,7 @@ def test_an_evaluation_of_nothing_is_refused(command, limit, tmp_path):
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == f"lrl: {sentence}"
 
 
+@pytest.mark.slow
 def test_a_search_refuses_16_bits(tmp_path):
     words = ["--config", "configs/cartpole/props.yaml", *TRAINER, *flag("precision", "bf16-true")]
     done = run_words(["python", "-m", "lrl", "fit", *words, "--run_directory", str(tmp_path / "run")])
@@ -414,6 +417,7 @@ def packages(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_mlflow_gets_metrics_and_the_configuration_under_the_name_of_the_run(packages, tmp_path):
     done, run = fit(tmp_path, *flag("logger", "MLFlowLogger"))
     assert done.returncode == 0, done.stderr

@@ -29,6 +29,7 @@ def test_fractions_in_an_integer_box_are_rounded_not_truncated():
     assert action.tolist() == [3, 255] and clipped == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", WHOLE)
 @settings(deadline=None)
 @given(number=st.integers(-(10**20) + 1, 10**20 - 1))

@@ -281,6 +281,7 @@ def test_a_tuple_of_actions_is_read_as_it_was_written():
             np.testing.assert_array_equal(second["at"], parts["at"])
 
 
+@pytest.mark.slow
 def test_equal_texts_with_other_advice_are_not_confused():
     results = [
         evaluate_policy(load_baseline("expert", GOTO).policy, GOTO, 40, 10_000, num_envs, SamplingConfig(temperature=t))

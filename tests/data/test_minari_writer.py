@@ -99,6 +99,7 @@ def test_native_observations_and_actions_are_stored():
         assert any(ends[-1][1:]) and about["success"] == (ends[-1][0] > 0)
 
 
+@pytest.mark.slow
 def test_random_actions_are_put_in_and_marked():
     gather(episodes=30, random_share=0.3)
     reader, codec = DatasetReader("lrl/test-v0"), LAKES.codec

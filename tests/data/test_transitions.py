@@ -64,6 +64,7 @@ def test_episodes_are_held_out_whole():
     }
 
 
+@pytest.mark.slow
 def test_several_data_sets_are_split_each_as_if_it_were_alone():
     write()
     write("lrl/more-v0", episodes=20, first=EPISODES)
@@ -108,6 +109,7 @@ def test_a_discount_that_no_episode_is_long_enough_for_is_named():
         loaded(gamma=0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_a_discount_for_which_the_episodes_of_a_split_are_too_short_is_named(split):
     write()
@@ -116,6 +118,7 @@ def test_a_discount_for_which_the_episodes_of_a_split_are_too_short_is_named(spl
         loaded(dataset_id="lrl/short-v0", gamma=0.1)
 
 
+@pytest.mark.slow
 def test_data_sets_of_other_spaces_are_named():
     write()
     write("lrl/more-v0", actions=3)

@@ -29,6 +29,7 @@ def root(tmp_path_factory, processes):
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlay", overlay_ranks.OVERLAYS)
 def test_two_ranks_train_with_the_overlay(root, overlay):
     config = yaml.safe_load((root / overlay / "config.yaml").read_text())

@@ -56,6 +56,7 @@ def results(root):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_two_iterations_leave_both_ranks_with_the_same_weights(results, run):
     ours, theirs = (rank[run]["weights"] for rank in results)
@@ -71,6 +72,7 @@ def test_a_resumed_run_ends_bit_identical(results, run):
         assert whole["rows"][-1:] == resumed["rows"] and whole["responses"] == resumed["responses"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ranks.EARLY)
 def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_path, run):
     strategy, changes = ranks.RUNS[run]

@@ -212,6 +212,7 @@ def advised_walk(env: VectorEnv, steps: int) -> list:
     return trace
 
 
+@pytest.mark.slow
 def test_advice_comes_with_the_text_in_this_process_and_from_others() -> None:
     traces = []
     for vectorization in ("sync", "async"):

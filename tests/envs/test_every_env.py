@@ -104,6 +104,7 @@ def test_half_cheetah_uses_the_names_of_gymnasiums_documentation(kwargs, first):
     assert text.splitlines() == [f"{name} {number}" for number, name in enumerate(names)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", TOYS)
 def test_a_thousand_steps_with_words_equal_those_of_the_native_environment(id):
     compare_walks(id, None)

@@ -91,6 +91,7 @@ def test_merged_adapters_act_identically(tmp_path: Path, tiny_model: str) -> Non
     assert (logits[0] - logits[2]).abs().max() > 0.1
 
 
+@pytest.mark.slow
 def test_merging_reaches_the_command_line(tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_checkpoint(tmp_path, tiny_model, lora=True)
     merged: list[Any] = []
@@ -104,6 +105,7 @@ def test_merging_reaches_the_command_line(tmp_path: Path, tiny_model: str, monke
     assert refused.returncode == 2 and "but 'random' is a RandomActor without adapters; leave it out." in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_merged_is_an_error_before_any_is_played(
     tmp_path: Path, tiny_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,6 +156,7 @@ def test_the_view_of_babyai_in_other_words():
     assert colours == text.replace("red", "orange")
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_every_phrasing(tmp_path, capsys):
     options = ["--model", "assets/tiny-lm", "--choose", "--episodes", "3", "--json", str(tmp_path / "a.json")]
     main("lrl evaluate", [*options, "--rephrase", FROZEN_LAKE])

@@ -124,6 +124,7 @@ def test_they_are_trained_saved_exported_merged_and_started_from(folders, tmp_pa
     assert merged.tokenizer.encode_text("<think></think>") == [20, 21]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_rows_that_it_had(folders, tmp_path):
     whole = fit(tmp_path / "whole", module(folders["tied"], SAVED), max_epochs=2)
     fit(tmp_path / "run", module(folders["tied"], SAVED))

@@ -57,6 +57,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(model):
         torch.testing.assert_close(together.logprobs[row, :size], alone.logprobs[0, :size], atol=1e-9, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_row", [1, 2, 4, 32])
 def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monkeypatch, per_row):
     monkeypatch.setattr("lrl.lm.decoding.texts_per_row", lambda *_: per_row)

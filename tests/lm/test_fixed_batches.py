@@ -71,6 +71,7 @@ def test_a_place_that_matters_is_found():
     assert not place_matters(by_text, ids) and place_matters(last_row_differs, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matters", [False, True])
 def test_texts_are_computed_together_unless_their_place_matters(folder, monkeypatch, matters):
     tried = []
@@ -94,6 +95,7 @@ def test_texts_are_computed_together_unless_their_place_matters(folder, monkeypa
     assert float(apart.min(1).values.max()) <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [3, 7, 10, 14, 20])
 def test_full_batches_give_each_text_the_bits_that_it_has_without_the_others(tmp_path, width):
     # Of 172 units, fewer rows would leave a remainder to vector instructions, which is rounded in another way.

@@ -222,6 +222,7 @@ def test_models_whose_layers_cannot_be_kept_say_so(tmp_path, caplog):
     assert load(folder, lora=LoRAConfig(r=2, last_layers=4)).lower is None and len(caplog.records) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "qwen3", "gemma"])
 def test_other_architectures_keep_states_as_well(tmp_path, kind):
     changes = {"n_layer": 4} if kind == "gpt2" else {"num_hidden_layers": 4}

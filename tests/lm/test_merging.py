@@ -178,6 +178,7 @@ def test_another_data_type_than_that_of_the_weights_can_be_asked_for(folders, tm
     assert plain(tmp_path / "small").dtype == torch.bfloat16 and distance.adapter[1] < 1e-5 < distance.merged[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_adapters_on_experts_are_trained_merged_and_exported(folders, tmp_path, name):
     model = trained(folders[name], lora=EVERYTHING)
@@ -300,6 +301,7 @@ def test_what_a_run_exports_is_merged_as_well(folders, tmp_path, kind):
     assert load(str(tmp_path / "merged")).tokenizer.encode_text("LEFT") == model.tokenizer.encode_text("LEFT")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", "nf4"), ("bfloat16", None)])
 def test_the_base_of_an_exported_adapter_is_loaded_as_it_was_in_training(folders, tmp_path, dtype, quantization):
     model = trained(folders["wide"], dtype=dtype, lora=LoRAConfig(**LORA), quantization=quantization)
@@ -381,6 +383,7 @@ def corrupted(model, dtype):
 MERGE = merging.merge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [forgotten, corrupted])
 @pytest.mark.parametrize(
     ("trained_in", "written_in"),

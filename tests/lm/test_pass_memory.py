@@ -73,6 +73,7 @@ def rollout_of(module, env, groups=5):
     return rollout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_update_in_passes_is_that_of_one_pass(folder, monkeypatch, kind):
     module, env = module_of(kind, folder, kl={"coef": 0.1, "target": None}, ent_coef=0.01)
@@ -106,6 +107,7 @@ def watch(policy):
     return positions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "scoring"])
 def test_the_fit_of_the_critic_is_the_same_in_passes(folder, monkeypatch, kind):
     fits = []

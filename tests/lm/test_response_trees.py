@@ -169,6 +169,7 @@ def check_against_plain_pass(models, ids, prompt_mask, response, mask):
         assert trees.input_ids.numel() <= plain.input_ids.numel()
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1), st.lists(st.tuples(st.integers(0, 2), RESPONSES), min_size=6, max_size=12))
 def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, which, drawn):
@@ -184,6 +185,7 @@ LAST = LoRAConfig(r=2, alpha=8, last_layers=2)
 CRITIC = ValueHeadConfig(adapter=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("critic", "lora"),
     [(None, LORA), (ValueHeadConfig(), LORA), (CRITIC, LORA), (ValueHeadConfig(), LAST), (CRITIC, LAST), (None, None)],

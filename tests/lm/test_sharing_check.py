@@ -77,6 +77,7 @@ def test_sixteen_bits_are_judged_by_their_distance_to_float32(loud):
     assert is_exact(exact, exact * (1 + 1e-6)) and not is_exact(exact, plain.float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
 @pytest.mark.parametrize("changes", [{}, {"lora": LoRAConfig(r=2)}])
 def test_prompts_are_shared_in_bfloat16(loud, attention, changes, caplog):

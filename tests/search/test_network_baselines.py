@@ -84,6 +84,7 @@ def test_modules_are_built_as_lrl_fit_builds_them():
         assert module.policy.normalise_observations and module.policy.observation_clip == 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["frozen_lake", "reacher"])
 def test_training_ends_with_the_budget_of_steps(task):
     budget = SearchBudget(iterations=1000, rollouts=1, fresh_episodes=2, max_env_steps=1025)

@@ -124,6 +124,7 @@ def test_a_single_parameter_is_parsed_like_a_list():
 LONG = 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

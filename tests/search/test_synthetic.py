@@ -186,6 +186,7 @@ def test_the_teacher_improves_with_generations_and_repeats_no_proposal():
     assert means[0] < means[1] < means[2] and means[2] > 0.6 * means[0]
 
 
+@pytest.mark.slow
 def test_demonstrations_are_prompts_of_the_searcher_with_legal_responses():
     rows = list(demonstrations(0, range(14)))
     assert rows == list(demonstrations(0, range(14))) and len(rows) > 14

@@ -59,6 +59,7 @@ def logits(policy):
     return policy.language_model.model.eval()(input_ids=IDS).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize("name", ["llama-plain", "llama-saved", "tied-plain", "tied-saved"])
 def test_adapters_of_the_same_shape_are_taken_with_the_layers_that_are_trained_whole(folders, sources, name, exported):
@@ -87,6 +88,7 @@ def test_a_run_in_four_bits_starts_from_what_another_one_exported(tmp_path, save
         assert not torch.equal(logits(module.policy), logits(untrained.policy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [OTHER, LoRAConfig(r=2, alpha=4), None])
 @pytest.mark.parametrize("name", ["llama-plain", "llama-saved", "tied-saved", "gpt2-plain"])
 def test_adapters_of_another_shape_are_merged_into_the_base(folders, sources, caplog, name, lora):

@@ -48,6 +48,7 @@ def logits(model):
     return model.eval()(input_ids=IDS).logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["folder", "tied"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_whole_model_is_loaded_by_hugging_face_alone(request, tmp_path, base, dtype):
@@ -65,6 +66,7 @@ def test_a_whole_model_is_loaded_by_hugging_face_alone(request, tmp_path, base, 
     assert written == policy.language_model.tokenizer.encode_chat(messages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved", [None, ["lm_head"]])
 @pytest.mark.parametrize("base", ["folder", "tied"])
 def test_an_adapter_is_loaded_by_peft_on_the_base_that_it_names(request, tmp_path, base, saved):

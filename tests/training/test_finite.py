@@ -48,6 +48,7 @@ def fit(module, data, root, *callbacks, **changes):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "trpo", "sft"])
 def test_a_loss_that_is_not_finite_ends_the_run_and_the_last_checkpoint_stays(folder, tmp_path, kind):
     module, data = module_and_data(kind, folder)

@@ -146,6 +146,7 @@ def validations(trainer):
     return [(step, row) for step, row in trainer.logger.rows if any(name.startswith("val/") for name in row)]
 
 
+@pytest.mark.slow
 def test_a_validation_between_minibatches_is_not_left_out_by_a_run_that_goes_on(folder, tmp_path):
     options = {"every_minutes": 1e-9, "val_check_interval": 2}
     expected = validations(fit(folder, "network", tmp_path / "whole", **options))

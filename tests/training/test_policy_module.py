@@ -70,6 +70,7 @@ def test_few_shot_examples_come_from_the_training_environment(folder, tmp_path):
 # -- init_from --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["full", "sft", "full/checkpoints/last.ckpt"])
 def test_a_run_starts_from_the_weights_of_another_whatever_the_algorithm(folder, runs, source):
     module = started(grpo(folder, init_from=str(runs / source)))
@@ -247,6 +248,7 @@ def test_a_metric_is_the_mean_of_all_values_since_it_was_last_asked_for(folder):
     assert module.flush() == {"train/loss": 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpo", "sft", "ppo"])
 def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
     """Lightning raises an error for this with a fused optimiser."""

@@ -31,6 +31,7 @@ def test_a_logged_line_has_the_metrics_of_its_own_collection(tmp_path, caplog, m
         assert [float(re.findall(shown, line)[0]) for line in lines] == pytest.approx(logged, abs=6e-4)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     trainer, data = make_trainer(tmp_path, ConsoleProgress(every_n_collections=1000)), rollout_data("episodes")
@@ -69,6 +70,7 @@ def test_a_long_pass_over_demonstrations_is_reported_in_parts(tmp_path, caplog, 
     assert float(lines[0].split("loss ")[1].split()[0]) == pytest.approx(losses[0], abs=6e-4)
 
 
+@pytest.mark.slow
 def test_collections_of_many_minibatches_are_not_reported_in_parts(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     monkeypatch.setattr("lrl.training.progress._LONG_PASS", 1)
