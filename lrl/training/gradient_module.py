@@ -23,6 +23,7 @@ from lrl.training.collect import VectorEnvRollouts
 from lrl.training.guards import FiniteSteps, gathered_scalar, gradient_norm
 from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig
+from lrl.training.progress import ConsoleProgress
 from lrl.training.resume import check_start
 from lrl.training.weights import lora_alpha, shard_weights, start_from
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
@@ -283,12 +284,17 @@ class GradientModule(PolicyModule, ABC):
     # -- callbacks and weights --------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Add the callback that collects rollouts, where the data module holds some and the trainer has none yet."""
-        callbacks, trainer = super().configure_callbacks(), cast(Any, self.trainer)
+        """Add the callback that collects rollouts, where the data module holds some and the trainer has none yet.
+
+        It goes before the user's callbacks, which find the collection of their epoch in the buffer, and after
+        :class:`ConsoleProgress`, which reports an epoch before the next collection.
+        """
+        trainer = cast(Any, self.trainer)
         collects = isinstance(trainer.datamodule, RolloutDataModule)
         if collects and not any(isinstance(callback, VectorEnvRollouts) for callback in trainer.callbacks):
-            callbacks.append(VectorEnvRollouts())
-        return callbacks
+            shows = bool(trainer.callbacks) and isinstance(trainer.callbacks[0], ConsoleProgress)
+            trainer.callbacks.insert(int(shows), VectorEnvRollouts())
+        return super().configure_callbacks()
 
     def configure_model(self) -> None:
         """Load the weights, then build the reference policy; a second call does nothing."""

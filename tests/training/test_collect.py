@@ -1,9 +1,11 @@
 """Every algorithm adds the callback that collects rollouts, whatever callbacks the user gives the trainer."""
 
+import lightning as L
 import pytest
 from tiny_runs import Counter, demonstrations, make_trainer, network, rollout_data, save_tiny_model, sft
 
 from lrl.training.collect import VectorEnvRollouts
+from lrl.training.progress import ConsoleProgress
 
 
 class CountedRollouts(VectorEnvRollouts):
@@ -33,6 +35,24 @@ def test_a_run_collects_once_per_epoch_with_the_users_callback_or_with_one_of_it
     assert getattr(used, "collections", 2) == 2
     trainer.validate(module, data, verbose=False)
     assert collecting(trainer) == [used]
+
+
+class CollectionReader(L.Callback):
+    """Records which collection the buffer holds at the start of each epoch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.seen.append(trainer.datamodule.collection)
+
+
+def test_callbacks_of_the_user_find_the_collection_of_their_epoch(tmp_path):
+    reader = CollectionReader()
+    trainer = make_trainer(tmp_path, ConsoleProgress(), reader, max_epochs=2)
+    trainer.fit(network(""), rollout_data("network"))
+    assert reader.seen == [0, 1]
+    assert isinstance(trainer.callbacks[0], ConsoleProgress)
 
 
 def test_a_run_on_demonstrations_collects_nothing(tmp_path):
