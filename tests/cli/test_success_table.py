@@ -66,10 +66,7 @@ def test_a_label_that_is_given_twice_is_one_sentence() -> None:
     command = [sys.executable, "-m", "lrl", "success_table", "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert (
-        done.stderr.strip()
-        == "lrl success_table: --checkpoint names 'a' twice; give each a label of its own: LABEL=RUN."
-    )
+    assert done.stderr.strip() == "lrl success_table: --checkpoint names 'a' twice; give each another label: LABEL=RUN."
 
 
 def test_a_path_may_hold_an_equals_sign(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ REFUSED = {
     ],
     "--advisor is expert without --policy": ["--advisor=expert", "--ranges"],
     "--jsonl is it.jsonl, whose lines cannot": ["--policy=random", "--advisor=expert", "--jsonl=it.jsonl"],
-    "--successful_only drops": ["--policy=random", "--advisor=expert", "--successful_only"],
+    "--successful_only is given with --advisor": ["--policy=random", "--advisor=expert", "--successful_only"],
     "--advisor is 'expert', which cannot act here": ["--policy=random", "--advisor=expert", "--env_id=Pendulum-v1"],
 }
 

@@ -115,11 +115,11 @@ def test_at_a_boundary_only_the_clocks_are_saved():
 def test_no_minibatch_of_a_new_collection_counts_as_trained():
     module = filled()
     for _ in range(module.minibatches_per_collection):
-        assert module.filled
+        assert module.has_untrained_minibatches
         module.count_minibatch()
-    assert not module.filled
+    assert not module.has_untrained_minibatches
     module.fill(1, None, turns())
-    assert module.filled and module.trained_minibatches == 0
+    assert module.has_untrained_minibatches and module.trained_minibatches == 0
 
 
 def test_inside_a_collection_what_is_left_of_it_is_saved(tmp_path):
