@@ -1,4 +1,4 @@
-"""Prompts in other words: what changes, that nothing else does, and that the policy is as before afterwards."""
+"""Rephrased prompts: which texts change, that nothing else does, and that the policy is restored afterwards."""
 
 import json
 

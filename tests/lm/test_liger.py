@@ -26,7 +26,7 @@ _MODULES = "liger_kernel", "liger_kernel.transformers", "liger_kernel.transforme
 
 @pytest.fixture
 def liger(monkeypatch):
-    """Stand in for the package, and for a GPU; give what was patched."""
+    """Replace the package and the GPU by stubs, and return the list of patched models."""
     patched = []
     package, top, patch = map(ModuleType, _MODULES)
     package.__spec__ = ModuleSpec(package.__name__, None)
