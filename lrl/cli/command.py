@@ -25,7 +25,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from docstring_parser import parse_from_object
+from docstring_parser import DocstringStyle, parse_from_object
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from lrl.ranges import RANGES
@@ -43,15 +43,14 @@ def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], Non
     """
 
     def main(prog: str, words: Sequence[str]) -> None:
-        about = parse_from_object(function)
         parser = ArgumentParser(
             prog=prog,
-            description="\n\n".join(filter(None, (about.short_description, about.long_description))),
+            description=inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0],
             formatter_class=_HelpFormatter,
             exit_on_error=False,
             print_config=None,
         )
-        options = _add_options(parser, function)
+        options = _add_options(parser, function, with_help=bool({"-h", "--help"} & set(words)))
         _WORDS.set(words)
         with user_errors(prog, options):
             rest: Sequence[str] = ()
@@ -120,17 +119,26 @@ def _parameters(owner: Any) -> Iterator[inspect.Parameter]:
             yield parameter.replace(annotation=members[0] if NoneType in members else hints[name], default=default)
 
 
-def _add_options(container: Any, owner: Any) -> dict[str, Any]:
-    """Add the parameters of a function or dataclass to a parser or group; return the types of the options by name."""
+def _texts(owner: Any) -> dict[str, str]:
+    """Return the descriptions of the parameters of a function or dataclass by name, from its docstrings."""
+    sources = reversed(inspect.getmro(owner)[:-1]) if inspect.isclass(owner) else (owner,)
+    found = (one for source in sources for one in parse_from_object(source, DocstringStyle.GOOGLE).params)
+    return {one.arg_name: " ".join((one.description or "").split()) for one in found}
+
+
+def _add_options(container: Any, owner: Any, with_help: bool) -> dict[str, Any]:
+    """Add the parameters of a function or dataclass to a parser or group; return the types of the options by name.
+
+    Reading the docstrings takes a tenth of a second, so it is done only if the help is printed.
+    """
     options: dict[str, Any] = {}
-    texts: dict[str, str] = {}
-    for source in reversed(inspect.getmro(owner)[:-1]) if inspect.isclass(owner) else (owner,):
-        texts |= {one.arg_name: " ".join((one.description or "").split()) for one in parse_from_object(source).params}
+    texts = _texts(owner) if with_help else {}
     for parameter in _parameters(owner):
         name, kind, default = parameter.name, parameter.annotation, parameter.default
         if is_dataclass(kind):
-            title = (parse_from_object(kind).short_description or "").rstrip(".")
-            options |= _add_options(getattr(container, "parser", container).add_argument_group(title), kind)
+            title = (kind.__doc__ or "").partition("\n")[0].rstrip(".")
+            group = getattr(container, "parser", container).add_argument_group(title)
+            options |= _add_options(group, kind, with_help)
             continue
         # What is not given is left out of the result, and the function has its own default.
         unset = any(default is value for value in (None, False, parameter.empty))
