@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, SupportsInt
 
 import gymnasium as gym
@@ -116,10 +115,6 @@ class TextCodec(ABC):
         """
         return text
 
-    def observations_to_texts(self, observations: Sequence[Any], context: Any = None) -> list[str]:
-        """Convert many native observations of one episode to text; see :meth:`observation_to_text`."""
-        return [self.observation_to_text(observation, context) for observation in observations]
-
     def last_mentioned_action(self, text: str) -> str | None:
         """Return the text of the last action mentioned in ``text``, ignoring case.
 
@@ -166,10 +161,6 @@ class TextCodec(ABC):
     @abstractmethod
     def action_to_text(self, action: Any) -> str:
         """Convert a native action to text. This is the inverse of :meth:`text_to_action`."""
-
-    def actions_to_texts(self, actions: Sequence[Any]) -> list[str]:
-        """Convert many native actions to text."""
-        return [self.action_to_text(action) for action in actions]
 
 
 class NamedActionsCodec(TextCodec):

@@ -7,17 +7,16 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
-from itertools import chain
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import yaml
 from numpy.typing import ArrayLike
 
 from lrl.codecs.codec import InvalidActionError
+from lrl.ranges import check_fields
 
 NUM_BINS = 1000
 """Number of bins of a range: 0 represents its lower bound, 999 its upper bound."""
@@ -27,8 +26,8 @@ _CLIP = 10.0
 
 _DECIMAL = re.compile(r"-?[0-9]{1,309}(\.[0-9]{1,15})?")
 """Allows 309 digits, which the largest number of 64 bits has."""
-_EXACT_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,15})?")
-"""Allows 20 digits, because 64-bit integers have up to 20."""
+_PLAIN_DECIMAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,15})?")
+"""Matches a number that :func:`plain_numbers` leaves unchanged."""
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _DIGITS = 15
 """Maximum number of digits after the decimal point that codecs read."""
@@ -60,21 +59,12 @@ class NumberCodec(ABC):
             One text per number.
         """
 
-    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
-        """Write many vectors, each as one text.
-
-        Args:
-            rows: the numbers, ``(row, dimension)``.
-            before: what precedes each number of a row, ``dimension`` texts.
-        """
-        return ["".join(chain(*zip(before, self.encode(row)))) for row in rows.tolist()]
-
     @abstractmethod
     def decode(self, texts: Sequence[str]) -> np.ndarray:
         """Parse one number per text.
 
         Returns:
-            The numbers, ``(dimension,)``: float64, or Python integers (dtype object) for exact codecs.
+            The numbers, float64 ``(dimension,)``.
 
         Raises:
             InvalidActionError: If a text is not a number in this format.
@@ -82,7 +72,7 @@ class NumberCodec(ABC):
 
 
 class DecimalCodec(NumberCodec):
-    """Writes decimals such as ``-0.125``. A round trip is exact to half of the last digit.
+    """Writes decimals such as ``-0.125``. A round trip is exact to half of the last digit, up to numbers of 2**53.
 
     Args:
         size: the number of dimensions.
@@ -99,14 +89,6 @@ class DecimalCodec(NumberCodec):
         form, zeros = self._form, self._zeros
         return [zeros.get(text, text) for text in [form % value for value in values]]
 
-    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
-        """Write many vectors with one format per row; see :meth:`NumberCodec.encode_rows`."""
-        form = "".join(text.replace("%", "%%") + self._form for text in before)
-        if any("-" in text for text in before):  # a replacement of "-0.000" might change these texts
-            return super().encode_rows(rows, before)
-        (minus_zero, zero), *_ = self._zeros.items()
-        return [(form % tuple(row)).replace(minus_zero, zero) for row in rows.tolist()]
-
     def decode(self, texts: Sequence[str]) -> np.ndarray:
         """Parse finite decimals with any number of digits; float64 ``(dimension,)``."""
         numbers = [float(text) for text in _matched(_DECIMAL, texts)]
@@ -114,23 +96,6 @@ class DecimalCodec(NumberCodec):
             if math.isinf(number):
                 raise InvalidActionError(f"{text[:20]!r}.. is beyond the largest number of 64 bits")
         return np.array(numbers)
-
-
-class ExactDecimalCodec(DecimalCodec):
-    """Writes integers of up to 64 bits as decimals, exactly, which float64 cannot represent."""
-
-    def encode(self, values: Sequence[float]) -> list[str]:
-        """Write each integer with zeros after the decimal point."""
-        zeros = (self._form % 0)[1:]
-        return [f"{value}{zeros}" if isinstance(value, int) else self._form % value for value in values]
-
-    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
-        """Write many vectors one after the other; see :meth:`NumberCodec.encode_rows`."""
-        return NumberCodec.encode_rows(self, rows, before)
-
-    def decode(self, texts: Sequence[str]) -> np.ndarray:
-        """Parse decimals and round them half to even; Python integers ``(dimension,)``."""
-        return np.array([round(Fraction(text)) for text in _matched(_EXACT_DECIMAL, texts)], dtype=object)
 
 
 class NormalisedCodec(DecimalCodec):
@@ -150,15 +115,8 @@ class NormalisedCodec(DecimalCodec):
 
     def encode(self, values: Sequence[float]) -> list[str]:
         """Normalise and write each number; NaN is written as ``nan``."""
-        return super().encode(self._normalise(values).tolist())
-
-    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
-        """Normalise and write many vectors; see :meth:`NumberCodec.encode_rows`."""
-        return DecimalCodec(self.size, self.precision).encode_rows(self._normalise(rows), before)
-
-    def _normalise(self, values: ArrayLike) -> np.ndarray:
-        """Return normalised numbers, float64 ``(..., dimension)``."""
-        return np.clip((np.asarray(values, dtype=np.float64) - self.mean) / self.deviation, -_CLIP, _CLIP)
+        normalised = (np.asarray(values, dtype=np.float64) - self.mean) / self.deviation
+        return super().encode(np.clip(normalised, -_CLIP, _CLIP).tolist())
 
     def decode(self, texts: Sequence[str]) -> np.ndarray:
         """Return the numbers whose normalised values are given; float64 ``(dimension,)``."""
@@ -174,6 +132,7 @@ class BinCodec(NumberCodec):
         low: values that 0 represents, ``(dimension,)``.
         high: values that 999 represents, ``(dimension,)``.
         role: ``observation`` or ``action``, for error messages.
+        integer: whether the numbers are integers.
 
     Raises:
         ValueError: If a range or its width is not finite.
@@ -181,12 +140,10 @@ class BinCodec(NumberCodec):
 
     pattern, bounded = _BIN.pattern, True
 
-    def __init__(self, low: ArrayLike, high: ArrayLike, role: str = "numbers") -> None:
+    def __init__(self, low: ArrayLike, high: ArrayLike, role: str = "numbers", integer: bool = False) -> None:
         self.low, self.high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
-        self.size = len(self.low)
-        # Python numbers represent 64-bit bounds exactly.
-        self._ranges: list[Range] = list(zip(np.asarray(low).tolist(), np.asarray(high).tolist(), strict=True))
-        for index, (least, most) in enumerate(self._ranges):
+        self.size, self._integer = len(self.low), integer
+        for index, (least, most) in enumerate(zip(self.low.tolist(), self.high.tolist(), strict=True)):
             if not is_valid_range(least, most):
                 raise ValueError(
                     f"{role}: dimension {index} goes from {least} to {most}, which integers cannot represent; "
@@ -195,20 +152,11 @@ class BinCodec(NumberCodec):
 
     def encode(self, values: Sequence[float]) -> list[str]:
         """Write the bin of each number; NaN is written as ``nan``."""
-        positions = np.clip(self._positions(values), 0, NUM_BINS - 1)
+        distance = np.asarray(values, dtype=np.float64) - self.low
+        # The quotient of integers is exact in the middle between two bins, which is rounded to the even one.
+        positions = distance * (NUM_BINS - 1) / (self.high - self.low) if self._integer else distance * self._scale
+        positions = np.clip(positions, 0, NUM_BINS - 1)
         return ["nan" if math.isnan(position) else str(round(position)) for position in positions.tolist()]
-
-    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
-        """Write many vectors with one format per row; see :meth:`NumberCodec.encode_rows`."""
-        if np.isnan(rows).any():
-            return super().encode_rows(rows, before)
-        form = "".join(text.replace("%", "%%") + "%d" for text in before)
-        bins = np.rint(np.clip(self._positions(rows), 0, NUM_BINS - 1)).astype(np.int64)  # rounds half to even
-        return [form % tuple(row) for row in bins.tolist()]
-
-    def _positions(self, values: Any) -> np.ndarray:
-        """Return the positions of numbers on the scale from 0 to 999, not rounded, float64 ``(..., dimension)``."""
-        return (np.asarray(values, dtype=np.float64) - self.low) * self._scale
 
     @cached_property
     def _scale(self) -> np.ndarray:
@@ -219,38 +167,11 @@ class BinCodec(NumberCodec):
 
         The weighted sum returns the bounds themselves for 0 and 999, without rounding errors that would leave a Box.
         """
-        weight = np.array(self._bins(texts)) / (NUM_BINS - 1)
-        return self.low * (1 - weight) + self.high * weight
-
-    @staticmethod
-    def _bins(texts: Sequence[str]) -> list[int]:
         for text in texts:
             if not _BIN.fullmatch(text):
                 raise InvalidActionError(f"{text[:20]!r} is not an integer from 0 to {NUM_BINS - 1}")
-        return [int(text) for text in texts]
-
-
-class ExactBinCodec(BinCodec):
-    """A :class:`BinCodec` for integers of up to 64 bits, computed exactly, which float64 could not.
-
-    A round trip is exact if the range is at most 999 wide.
-    """
-
-    def encode_rows(self, rows: np.ndarray, before: Sequence[str]) -> list[str]:
-        """Write many vectors one after the other; see :meth:`NumberCodec.encode_rows`."""
-        return NumberCodec.encode_rows(self, rows, before)
-
-    def _positions(self, values: Any) -> np.ndarray:
-        pairs = zip(values, self._ranges, strict=True)
-        return np.array(
-            [(value - low) * (NUM_BINS - 1) / (high - low) for value, (low, high) in pairs], dtype=np.float64
-        )
-
-    def decode(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the integers nearest to the values that bins represent; Python integers ``(dimension,)``."""
-        pairs = zip(self._bins(texts), self._ranges, strict=True)
-        values = [Fraction(low) + (Fraction(high) - Fraction(low)) * bin / (NUM_BINS - 1) for bin, (low, high) in pairs]
-        return np.array([round(value) for value in values], dtype=object)
+        weight = np.array([int(text) for text in texts]) / (NUM_BINS - 1)
+        return self.low * (1 - weight) + self.high * weight
 
 
 def plain_numbers(text: str) -> str:
@@ -259,8 +180,8 @@ def plain_numbers(text: str) -> str:
 
 
 def _plain_number(number: str) -> str:
-    if _EXACT_DECIMAL.fullmatch(number):
-        return number  # keeps all digits of 64-bit integers
+    if _PLAIN_DECIMAL.fullmatch(number):
+        return number
     value = float(number)
     return f"{value:.{_DIGITS}f}".rstrip("0").rstrip(".") if math.isfinite(value) else number
 
@@ -307,7 +228,7 @@ Ranges = Sequence[Range] | Mapping[str, Sequence[Range]]
 class NumberFormat:
     """Configures how the numbers of an environment are written. Evaluation reads it from the run's configuration."""
 
-    kind: str = "decimals"
+    kind: Literal["decimals", "integers", "normalised"] = "decimals"
     """``decimals``, ``integers`` from 0 to 999 (a single token each in many vocabularies), or ``normalised``: decimals
     minus their mean and divided by their standard deviation. Actions are not normalised, but plain decimals."""
     precision: int = 3
@@ -332,8 +253,7 @@ class NumberFormat:
     integers, the ranges are the values that 0 and 999 represent."""
 
     def __post_init__(self) -> None:
-        if self.kind not in ("decimals", "integers", "normalised"):
-            raise ValueError(f"numbers.kind is {self.kind!r}; it must be decimals, integers or normalised.")
+        check_fields(self, "numbers")
         for name in ("names", "action_names", "tags", "describe"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"numbers.{name} is {getattr(self, name)!r}; it must be true or false.")
@@ -362,7 +282,8 @@ class NumberFormat:
         """
         try:
             given = yaml.safe_load(text)
-            return cls(kind=given) if isinstance(given, str) else cls(**given)
+            settings: Any = {"kind": given} if isinstance(given, str) else given
+            return cls(**settings)
         except (yaml.YAMLError, TypeError) as error:
             raise ValueError(
                 f"numbers is {text!r}; it must be decimals, integers, or a mapping of keys of env.numbers such as "
@@ -397,6 +318,6 @@ class NumberFormat:
         Raises:
             ValueError: If integers are selected for bounds that are not finite.
         """
-        if self.kind != "integers":
-            return (ExactDecimalCodec if integer else DecimalCodec)(len(np.asarray(low)), self.precision)
-        return (ExactBinCodec if integer else BinCodec)(low, high, role)
+        if self.kind == "integers":
+            return BinCodec(low, high, role, integer)
+        return DecimalCodec(len(np.asarray(low)), self.precision)

@@ -28,10 +28,6 @@ class SpaceFormat(ABC):
     def encode(self, value: Any) -> str:
         """Convert an element of the space to text."""
 
-    def encode_all(self, values: Sequence[Any]) -> list[str]:
-        """Convert many elements of the space to text."""
-        return [self.encode(value) for value in values]
-
     @abstractmethod
     def decode(self, text: str) -> Any:
         """Convert text to an element of the space.
@@ -174,15 +170,6 @@ class BoxFormat(SpaceFormat):
         if self._names is None:
             return self._separator.join(texts)
         return self._separator.join([f"{name} {text}" for name, text in zip(self._names, texts)])
-
-    def encode_all(self, values: Sequence[ArrayLike]) -> list[str]:
-        """Write many arrays of the space's shape, with one format per row."""
-        if not len(values) or not self._numbers.size:
-            return super().encode_all(values)
-        names = [""] * self._numbers.size if self._names is None else [f"{name} " for name in self._names]
-        names = [self._separator + name for name in names]
-        rows = np.asarray(values).reshape(len(values), -1)
-        return self._numbers.encode_rows(rows, [names[0][1:], *names[1:]])
 
     def reads(self, text: str) -> bool:
         """Return whether a text has one number per dimension, in bounds unless the numbers are normalised."""

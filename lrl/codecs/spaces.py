@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -44,40 +44,29 @@ _Quantities = tuple[Quantity, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentMetadata:
-    """Information about an environment that its spaces do not contain.
-
-    A value can be a function that computes it from a native environment; the function returns None if it is unknown.
-    """
+    """Information about an environment that its spaces do not contain."""
 
     description: str = ""
     """Description of the task in one or two sentences."""
-    task: Callable[[Any], str | None] | str | None = None
+    task: str | None = None
     """Replaces ``description`` if ``numbers.describe`` is true; None keeps it."""
-    observation: Callable[[Any], _Quantities | None] | _Quantities | None = None
+    observation: _Quantities | None = None
     """Names, units and ranges of the observed dimensions, of which either all or none have a range."""
-    action: Callable[[Any], _Quantities | None] | _Quantities | None = None
+    action: _Quantities | None = None
     """Names and units of the numbers of an action."""
     action_names: tuple[str, ...] | None = None
     """Names of the actions of a Discrete action space."""
     has_expert: bool = False
     """Whether an expert action is available for the environment."""
 
-    def resolve(self, env: gym.Env) -> EnvironmentMetadata:
-        """Return a copy in which functions are replaced by their results for ``env``."""
-        found = {name: getattr(self, name) for name in ("task", "observation", "action")}
-        return replace(self, **{name: one(env) if callable(one) else one for name, one in found.items()})
-
     def quantities(self, role: str) -> _Quantities | None:
-        """Return names and units of the numbers of the ``observation`` or ``action``; None if unknown or for leaves."""
-        found = {"observation": self.observation, "action": self.action}.get(role)
-        if callable(found):
-            raise TypeError("The metadata depends on the environment; call its resolve() method first.")
-        return found
+        """Return the numbers of the ``observation`` or ``action``; None if unknown, or for other roles."""
+        return {"observation": self.observation, "action": self.action}.get(role)
 
     @property
     def observation_ranges(self) -> tuple[Range, ...] | None:
         """Ranges of the observed dimensions; None if they are unknown."""
-        ranges = [one.range for one in self.quantities("observation") or ()]
+        ranges = [one.range for one in self.observation or ()]
         known = tuple(one for one in ranges if one is not None)
         return known if known and len(known) == len(ranges) else None
 
@@ -205,7 +194,7 @@ class SpaceCodec(TextCodec):
         metadata: EnvironmentMetadata | None = None,
     ) -> None:
         self.numbers, metadata = numbers or NumberFormat(), metadata or EnvironmentMetadata()
-        named = self.numbers.names and bool(metadata.quantities("observation"))
+        named = self.numbers.names and bool(metadata.observation)
         self._check_numbers(observation_space, named)
         for key, space, role in (("names", observation_space, "observation"), ("action_names", action_space, "action")):
             if getattr(self.numbers, key) and not (isinstance(space, spaces.Box) and metadata.quantities(role)):
@@ -216,7 +205,7 @@ class SpaceCodec(TextCodec):
             pairs = self.numbers.statistics
         self._observation = format_for_space(observation_space, self.numbers, metadata, "observation", pairs)
         self._action = format_for_space(action_space, self.numbers, metadata, "action")
-        self._description = str((self.numbers.describe and metadata.task) or metadata.description)
+        self._description = (self.numbers.describe and metadata.task) or metadata.description
         self._metadata, self._action_space = metadata, copy.deepcopy(action_space)
         self.tags_observations = self.numbers.tags and isinstance(observation_space, spaces.Box) and not named
 
@@ -241,7 +230,7 @@ class SpaceCodec(TextCodec):
     @property
     def native_description(self) -> str:
         """Description of the task and of the native numbers of observations and actions, independent of their text."""
-        parts = [str(self._metadata.task or self._metadata.description)]
+        parts = [self._metadata.task or self._metadata.description]
         for role in ("observation", "action"):
             known = self._metadata.quantities(role)
             if known:
@@ -300,11 +289,6 @@ class SpaceCodec(TextCodec):
         """Return an observation with plain decimals."""
         return self._observation.plain(text)
 
-    def observations_to_texts(self, observations: Sequence[Any], context: Any = None) -> list[str]:
-        """Convert many elements of the observation space to text."""
-        texts = self._observation.encode_all(observations)
-        return [f"<observation>{text}</observation>" for text in texts] if self.tags_observations else texts
-
     def text_to_action(self, text: str) -> Any:
         """Parse the name of a Discrete action, or the text inside the action tags.
 
@@ -325,11 +309,6 @@ class SpaceCodec(TextCodec):
         """Convert an action to its name, or to text inside the action tags."""
         text = self._action.encode(action)
         return text if self._action.texts is not None else f"<action>{text}</action>"
-
-    def actions_to_texts(self, actions: Sequence[Any]) -> list[str]:
-        """Convert many actions to text."""
-        texts = self._action.encode_all(actions)
-        return texts if self._action.texts is not None else [f"<action>{text}</action>" for text in texts]
 
 
 def describe_quantities(quantities: Sequence[Quantity], qualifier: str = "") -> str:

@@ -146,8 +146,8 @@ class TextTurns(MinariTurns):
         assert policy.prompt is not None
         history = policy.prompt.history
         random_bits = counter_hash("demonstration", *key, np.arange(num_steps)).tolist()
-        texts = codec.observations_to_texts(episode.observations, episode.context)
-        action_texts = codec.actions_to_texts([*episode.actions, *episode.advised.values()])
+        texts = [codec.observation_to_text(observation, episode.context) for observation in episode.observations]
+        action_texts = [codec.action_to_text(action) for action in (*episode.actions, *episode.advised.values())]
         write = partial(self._source.reasoning.write_response, policy, codec)
         rows = zip(texts, action_texts[:num_steps], random_bits, strict=True)
         turns = [PastTurn(text, write(text, action_text, bits)) for text, action_text, bits in rows]

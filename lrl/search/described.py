@@ -16,8 +16,8 @@ import yaml
 from gymnasium import spaces
 
 from lrl.codecs.codec import TextCodec
-from lrl.codecs.registry import ENVIRONMENT_METADATA, codec_for
-from lrl.codecs.spaces import EnvironmentMetadata, Quantity, SpaceCodec, describe_quantities
+from lrl.codecs.registry import class_names, codec_for, environment_metadata
+from lrl.codecs.spaces import Quantity, SpaceCodec, describe_quantities
 from lrl.codecs.toy_text import FrozenLakeCodec, get_desc
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import close_env
@@ -174,7 +174,7 @@ def environment_facts(native: Any) -> EnvironmentFacts | None:
 
     Subclasses of known environments are not known, because they may differ.
     """
-    templates = _templates().get(_name(type(native)))
+    templates = _templates().get(class_names(native)[0])
     if templates is None:
         return None
     values = _common_values(native) | _VALUES.get(type(native).__name__, lambda _: {})(native)
@@ -191,10 +191,6 @@ def environment_facts(native: Any) -> EnvironmentFacts | None:
 def _templates() -> dict[str, dict[str, Any]]:
     file = Path(__file__).with_name("environment_facts.yaml")
     return yaml.safe_load(file.read_text(encoding="utf-8"))
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 class _Writer(string.Formatter):
@@ -227,19 +223,16 @@ def _sentence(text: str) -> str:
 
 def _common_values(native: Any) -> dict[str, Any]:
     """Return the values of templates that the spaces and the metadata of an environment determine."""
-    names = map(_name, type(native).__mro__)
-    known = next((ENVIRONMENT_METADATA[name] for name in names if name in ENVIRONMENT_METADATA), EnvironmentMetadata())
-    known = known.resolve(native)
-    observation, action, box = known.quantities("observation"), known.quantities("action"), native.action_space
+    known, box = environment_metadata(native), native.action_space
     if isinstance(box, spaces.Box):
-        listed = describe_quantities(action or ())
+        listed = describe_quantities(known.action or ())
         actions = f"the numbers are, in order: {listed}; each is from {box.low[0]:g} to {box.high[0]:g}"
         assert np.ptp(box.low) == np.ptp(box.high) == 0, "all numbers of an action have the same range"
     else:
         actions = ", ".join(f"{number} is {name}" for number, name in enumerate(codec_for(native).action_texts or ()))
     return {
         "description": known.task or known.description,
-        "observed": _observed_numbers(native.observation_space, observation) if observation else "",
+        "observed": _observed_numbers(native.observation_space, known.observation) if known.observation else "",
         "actions": actions,
     }
 

@@ -17,7 +17,7 @@ def test_numbers_of_an_action_follow_their_names(kind, text):
     metadata = EnvironmentMetadata(action=(Quantity("back thigh", "torque"), Quantity("shin", "torque")))
     codec = SpaceCodec(space, space, NumberFormat(kind=kind, action_names=True, precision=3), metadata)
     assert codec.action_to_text([1.0, 0.0]) == f"<action>{text}</action>"
-    assert codec.actions_to_texts([[1.0, 0.0]]) == [f"<action>{text}</action>"]
+    assert codec.action_to_text([1.0, 0.0]) == f"<action>{text}</action>"
     assert codec.text_to_action(f"<action>{text}</action>").tolist() == pytest.approx([1.0, 0.0], abs=2e-3)
     assert "," in codec.observation_to_text([1.0, 0.0]) and "shin" not in codec.observation_to_text([1.0, 0.0])
     assert codec.description.endswith(

@@ -5,7 +5,7 @@ import pytest
 from gymnasium.envs.registration import registry
 
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.registry import BODIES, codec_for, mujoco_observation
+from lrl.codecs.registry import BODIES, codec_for, environment_metadata
 from lrl.codecs.spaces import Quantity, SpaceCodec, describe_quantities
 from lrl.envs.factory import GymnasiumEnvs
 
@@ -79,7 +79,7 @@ def test_units_follow_the_joints_of_the_model():
 def test_numbers_are_named_only_if_the_size_of_the_observation_is_known(size, first):
     native = GymnasiumEnvs("Hopper-v5").make_native().unwrapped
     native.observation_space = gym.spaces.Box(-1, 1, (size,))
-    quantities = mujoco_observation(native)
+    quantities = environment_metadata(native).observation
     assert (quantities and quantities[0].name) == first
     native.close()
 

@@ -128,7 +128,7 @@ def test_a_torque_at_its_bound_is_written_there_in_half_of_the_copies(kind):
     codec = GymnasiumEnvs("HalfCheetah-v5", numbers=NumberFormat(kind=kind)).codec
     actions = [np.full(6, 1.0, dtype=np.float32)] * 500
     changed = noise(0.03).augment([], actions, np.random.default_rng(1))[1]
-    numbers = np.array([re.findall(r"[\d.]+", text) for text in codec.actions_to_texts(changed)]).astype(float)
+    numbers = np.array([re.findall(r"[\d.]+", text) for text in map(codec.action_to_text, changed)]).astype(float)
     bound, deviation = {"integers": (999, 15), "decimals": (1.0, 0.03)}[kind]
     assert numbers.shape == (500, 6) and numbers.max() == bound
     assert 0.45 < (numbers == bound).mean() < 0.55

@@ -569,7 +569,7 @@ def test_statistics_are_those_of_the_data_set(datasets):
     np.testing.assert_allclose(found.T, [seen.mean(0), seen.std(0)], rtol=1e-9)
     numbers = NumberFormat(kind="normalised", statistics=found.tolist(), precision=6)
     codec = GymnasiumEnvs("CartPole-v1", numbers=numbers).codec
-    written = np.array([text[13:-14].split(",") for text in codec.observations_to_texts(list(seen))], dtype=np.float64)
+    written = np.array([text[13:-14].split(",") for text in map(codec.observation_to_text, seen)], dtype=np.float64)
     np.testing.assert_allclose([written.mean(0), written.std(0)], [np.zeros(4), np.ones(4)], atol=1e-5)
 
 

@@ -137,7 +137,7 @@ def test_the_key_is_the_same_in_every_process(model, dataset, tmp_path):
     bins = GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat(kind="integers")).codec
     settings = [codec, bins, data_of, NumberFormat]
     before = token_cache._settings(settings)
-    bins.observations_to_texts([np.zeros(3)])
+    bins.observation_to_text(np.zeros(3))
     assert token_cache._settings(settings) == before == token_cache._settings(copy.deepcopy(settings))
     assert " at 0x" not in before and all(text in before for text in ("WEST", "line", "data_of", "NumberFormat"))
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.registry import codec_for, mujoco_observation
+from lrl.codecs.registry import codec_for, environment_metadata
 from lrl.envs.factory import GymnasiumEnvs
 
 CLASSIC = ["CartPole-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1", "Pendulum-v1"]
@@ -60,7 +60,7 @@ def test_steps_with_numbers_equal_those_of_the_native_environment(id, kind):
 def test_integers_represent_mujoco_observations_to_half_a_bin(id, size):
     kwargs = {} if size is None else {"exclude_current_positions_from_observation": False}
     native = GymnasiumEnvs(id, kwargs).make_native()
-    known = mujoco_observation(native.unwrapped)
+    known = environment_metadata(native.unwrapped).observation
     low, high = np.array([one.range for one in known]).T
     assert size is None or len(low) == size
     assert len({one.name for one in known}) == len(low), "each dimension has a unique name"
