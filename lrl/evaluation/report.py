@@ -78,8 +78,12 @@ def result_text(result: dict[str, Any]) -> str:
     return re.sub(r"\[\s+([-\d.,\se]+?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path, key: str = "result") -> dict[str, Any]:
     """Read a stored result.
+
+    Args:
+        path: the file.
+        key: name of the setting that contains the path, for error messages.
 
     Raises:
         ValueError: If the file is missing or is not a JSON object.
@@ -87,9 +91,9 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"result is {str(path)!r}, which cannot be read: {error}.") from error
+        raise ValueError(f"{key} is {str(path)!r}, which cannot be read: {error}.") from error
     if not isinstance(result, dict):
-        raise ValueError(f"result is {str(path)!r}, which must hold a JSON object.")
+        raise ValueError(f"{key} is {str(path)!r}, which must hold a JSON object.")
     return result
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -75,11 +75,6 @@ class SearchBudget:
             del entries["checkpoint"]
         return entries
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"--{name} is {value}; it must be at least 1.")
-
 
 @dataclass(frozen=True)
 class SearchRun:
@@ -102,74 +97,86 @@ def make_policy(task: SearchTask) -> SearchedPolicy:
     return policy
 
 
-def make_searcher(method: str, budget: SearchBudget) -> Searcher:
-    """Return the searcher of a method.
+def search(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
+    """Search with one method, and return the record.
+
+    Returns:
+        See :func:`record_of`. The records of :data:`IN_CONTEXT` also contain the number of random proposals at the
+        beginning, ``warmup``, and because no reply was usable, ``failed``. If the model cannot play the task, the
+        record has :data:`UNPLAYABLE` and no figures.
 
     Raises:
-        ValueError: If the checkpoint of :data:`IN_CONTEXT` is missing, or contains another kind of policy.
+        ValueError: If the checkpoint of :data:`IN_CONTEXT` does not exist, or contains another kind of policy.
     """
-    if method != IN_CONTEXT:
-        return METHODS[method]()
-    assert budget.checkpoint is not None, "the command checks that a checkpoint is given"
-    return InContextSearcher(chat_model_of(budget.checkpoint))
+    task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
+    policy = make_policy(task)
+    space = policy.parameter_space()
+    if run.method == IN_CONTEXT:
+        assert budget.checkpoint is not None, "the command checks that a checkpoint is given"
+        searcher: Searcher = InContextSearcher(chat_model_of(budget.checkpoint))
+    else:
+        searcher = METHODS[run.method]()
+    try:
+        searcher.setup(space, seed, budget.iterations)
+    except UnplayableError as error:
+        return {**_about(run, budget), UNPLAYABLE: str(error)}
+    envs = make_batched(task.env_factory(), budget.rollouts)
+    trials, counts = list[Trial](), {"warmup": 0, "failed": 0}
+    for proposal in range(budget.iterations):
+        counts["warmup"] += isinstance(searcher, InContextSearcher) and searcher.is_random
+        episodes = proposal_seeds(seed, proposal, budget.rollouts)
+        trials.append(play_parameters(policy, envs, searcher.ask(), episodes, task.max_steps))
+        counts["failed"] += int(searcher.metrics.get("failed", 0))
+        searcher.tell(trials[-1])
+    values, seconds = np.array([trial.value for trial in trials]), time.perf_counter() - started
+    best = trials[int(values.argmax())].parameters
+    fresh = play_parameters(policy, envs, best, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)
+    envs.close()
+    return record_of(
+        run,
+        budget,
+        values,
+        fresh.returns,
+        seconds,
+        episodes=budget.episodes,
+        env_steps=sum(trial.env_steps for trial in trials),
+        parameters=best.tolist(),
+        space=asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
+        **(counts if run.method == IN_CONTEXT else {}),
+    )
 
 
-def search(run: SearchRun, budget: SearchBudget, on_trial: Callable[[Trial], None] | None = None) -> dict[str, Any]:
-    """Search with one method, and return the record.
+def record_of(
+    run: SearchRun, budget: SearchBudget, values: np.ndarray, fresh: np.ndarray, seconds: float, **others: Any
+) -> dict[str, Any]:
+    """Return the record of a finished run.
+
+    ``best_iteration`` is the highest mean return of a proposal, which the paper reports. ``fresh`` is the mean return
+    of the chosen policy, which in a search is the first proposal with that return, on fresh episodes.
 
     Args:
         run: the task, the method and the seed.
-        budget: budget of the search, the same for all methods.
-        on_trial: function that is called after each proposal.
-
-    Returns:
-        ``best_iteration`` is the highest mean return of a proposal, which the paper reports. ``fresh`` is the mean
-        return of this proposal, the first one if several are equal, on fresh episodes. The records of
-        :data:`IN_CONTEXT` also contain the number of random proposals at the beginning, ``warmup``, and because no
-        reply was usable, ``failed``. If the model cannot play the task, the record has :data:`UNPLAYABLE` and no
-        figures.
+        budget: budget of the run.
+        values: mean return of each proposal, ``(proposal,)``.
+        fresh: returns of the fresh episodes of the chosen policy, ``(episode,)``.
+        seconds: duration of the run without the fresh episodes.
+        others: further entries.
     """
-    task, seed, started = TASKS[run.task], headline_seed(run.index), time.perf_counter()
-    policy, searcher = make_policy(task), make_searcher(run.method, budget)
-    about = {**asdict(run), **budget.entries(run.method), "seed": seed, "env_id": task.env_id}
-    try:
-        searcher.setup(policy.parameter_space(), seed, budget.iterations)
-    except UnplayableError as error:
-        return about | {UNPLAYABLE: str(error)}
-    envs = make_batched(task.env_factory(), budget.rollouts)
-    values, env_steps = np.zeros(budget.iterations), 0
-    counts: dict[str, int] = {"warmup": 0, "failed": 0}
-    best: Trial | None = None
-    for proposal in range(budget.iterations):
-        seeds = proposal_seeds(seed, proposal, budget.rollouts)
-        counts["warmup"] += int(isinstance(searcher, InContextSearcher) and searcher.is_random)
-        trial = play_parameters(policy, envs, searcher.ask(), seeds, task.max_steps)
-        counts["failed"] += int(searcher.metrics.get("failed", 0))
-        searcher.tell(trial)
-        values[proposal], env_steps = trial.value, env_steps + trial.env_steps
-        if best is None or trial.value > best.value:
-            best = trial
-        if on_trial is not None:
-            on_trial(trial)
-    assert best is not None
-    space = policy.parameter_space()
-    searched = time.perf_counter() - started
-    fresh = play_parameters(policy, envs, best.parameters, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)
-    envs.close()
     return {
-        **about,
-        **(counts if run.method == IN_CONTEXT else {}),
-        "space": asdict(space) | {"actions": None if space.actions is None else list(space.actions)},
-        "best_iteration": best.value,
+        **_about(run, budget),
+        **others,
+        "best_iteration": float(values.max()),
         "best_proposal": int(values.argmax()),
-        "parameters": best.parameters.tolist(),
-        "fresh": fresh.value,
-        "fresh_ci95": list(bootstrap_interval(fresh.returns)),
-        "episodes": budget.episodes,
-        "env_steps": env_steps,
-        "seconds": round(searched, 2),
+        "fresh": float(fresh.mean()),
+        "fresh_ci95": list(bootstrap_interval(fresh)),
+        "seconds": round(seconds, 2),
         "values": [round(value, 6) for value in values.tolist()],
     }
+
+
+def _about(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
+    settings = {"seed": headline_seed(run.index), "env_id": TASKS[run.task].env_id}
+    return {**asdict(run), **budget.entries(run.method), **settings}
 
 
 def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None = None) -> list[SearchRun]:
@@ -181,22 +188,16 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
         num_seeds: number of seeds; None uses the number of each task for searches, and three for networks.
 
     Raises:
-        ValueError: If a name is unknown, or ``num_seeds`` is less than 1.
+        ValueError: If a name is unknown.
     """
     for option, names, known in (("tasks", tasks, TASKS), ("methods", methods, (*METHODS, *NETWORKS, IN_CONTEXT))):
         for name in names:
             if name not in known:
                 raise ValueError(f"{option} has {name!r}; it must be one of {', '.join(known)}.")
-    if num_seeds is not None and num_seeds < 1:
-        raise ValueError(f"seeds is {num_seeds}; it must be at least 1.")
     pairs = [(task, method) for task in tasks for method in methods]
     seeds = {pair: num_seeds or (_NETWORK_SEEDS if pair[1] in NETWORKS else TASKS[pair[0]].num_seeds) for pair in pairs}
     most = max(seeds.values(), default=0)
     return [SearchRun(*pair, index) for index in range(most) for pair in pairs if index < seeds[pair]]
-
-
-MakeRecord = Callable[[SearchRun, SearchBudget], dict[str, Any]]
-"""Function that plays or trains one run and returns its record."""
 
 
 def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str, Any] | None:
@@ -242,15 +243,9 @@ def restore_records(
 
 
 def search_all(
-    runs: Sequence[SearchRun],
-    budget: SearchBudget,
-    folder: Path,
-    jobs: int = 1,
-    about: Mapping[str, Any] | None = None,
-    on_record: Callable[[dict[str, Any]], None] | None = None,
-    make_record: MakeRecord = search,
-) -> None:
-    """Run everything that has no record yet; each record is written when its run ends.
+    runs: Sequence[SearchRun], budget: SearchBudget, folder: Path, jobs: int = 1, about: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Run everything that has no record yet, and yield each new record when it is written.
 
     Args:
         runs: result of :func:`planned`.
@@ -258,40 +253,29 @@ def search_all(
         folder: folder of the records.
         jobs: number of processes, each with one thread.
         about: further entries of each record.
-        on_record: function that is called with each new record.
-        make_record: function that runs one method; it must be importable by other processes.
 
     Raises:
-        ValueError: If ``jobs`` is less than 1, or a record has another budget.
+        ValueError: If a record has another budget.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs is {jobs}; it must be at least 1.")
     todo = [run for run in runs if read_record(run, budget, folder) is None]
-    told = on_record or (lambda record: None)
     if jobs == 1:
-        for run in todo:
-            told(finish(run, budget, folder, about, make_record))
+        yield from (_finish(run, budget, folder, about) for run in todo)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that are started below
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         try:
-            submitted = [pool.submit(finish, run, budget, folder, about, make_record) for run in todo]
-            for future in as_completed(submitted):
-                told(future.result())
+            for future in as_completed([pool.submit(_finish, run, budget, folder, about) for run in todo]):
+                yield future.result()
         except BaseException:
             pool.shutdown(cancel_futures=True)  # otherwise all other runs would finish before the error is reported
             raise
 
 
-def finish(
-    run: SearchRun,
-    budget: SearchBudget,
-    folder: Path,
-    about: Mapping[str, Any] | None,
-    make_record: MakeRecord = search,
-) -> dict[str, Any]:
-    """Run one method, write its record and return it; see :func:`search_all` for the arguments."""
-    record = make_record(run, budget) | dict(about or {})
+def _finish(run: SearchRun, budget: SearchBudget, folder: Path, about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Search or train, and write the record."""
+    from lrl.search.networks import train  # it imports this module
+
+    record = (train if run.method in NETWORKS else search)(run, budget) | dict(about or {})
     _write(record, run.file(folder))
     return record
 
@@ -337,39 +321,22 @@ def search_report(records: Records, about: Mapping[str, Any]) -> dict[str, Any]:
     """
     planned = Counter((run.task, run.method) for run in records)
     seeds = [{"task": task, "method": method, "seeds": count} for (task, method), count in planned.items()]
-    searches = [_without_values(record) | vars(run) for run, record in records.items() if record is not None]
+    searches = []
+    for run, record in records.items():
+        if record is None:
+            continue
+        kept = {name: value for name, value in record.items() if name != "values"} | vars(run)
+        if "values" in record:
+            series = best_so_far(record)
+            kept["best_so_far"] = {"episodes": series.clock.astype(int).tolist(), "values": series.values.tolist()}
+        searches.append(kept)
     return {**about, "planned": seeds, "searches": searches}
-
-
-def _without_values(record: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in record.items() if name != "values"}
-    if "values" in record:
-        series = best_so_far(record)
-        kept["best_so_far"] = {"episodes": series.clock.astype(int).tolist(), "values": series.values.tolist()}
-    return kept
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
     """Write a report as JSON, completely or not at all, with one line for each list of numbers."""
     with write_whole(path) as file:
         file.write(result_text(dict(report)))
-
-
-def read_report(path: Path) -> Records:
-    """Return the record of each planned run of a report's file.
-
-    Raises:
-        ValueError: If the file does not exist, or is not a report.
-    """
-    if not path.is_file():
-        raise ValueError(f"finished is {str(path)!r}, which is not a file; give a report of `lrl search_table`.")
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"finished is {str(path)!r}, which is not JSON; give a report of `lrl search_table`."
-        ) from error
-    return report_records(report, str(path))
 
 
 def report_records(report: Mapping[str, Any], name: str = "the report") -> Records:

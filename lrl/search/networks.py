@@ -21,44 +21,42 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import numpy as np
+import torch
+import yaml
 from gymnasium.spaces import Box
 
-from lrl.evaluation.statistics import bootstrap_interval, headline_seed
-from lrl.registry import build, register
-from lrl.search.experiments import NETWORKS, SearchBudget, SearchRun, search
+from lrl import api
+from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.run_data import ValidationConfig
+from lrl.evaluation.statistics import headline_seed
+from lrl.files import shipped
+from lrl.policies.policy import Policy
+from lrl.registry import build
+from lrl.search.experiments import SearchBudget, SearchRun, record_of
+from lrl.search.rollouts import fresh_seeds, make_batched, play_seeds
 from lrl.search.tasks import TASKS, SearchTask
 from lrl.training.collect import rollout_data
-
-if TYPE_CHECKING:
-    from lrl.data.rollout_buffer import RolloutDataModule
-    from lrl.policies.policy import Policy
-    from lrl.training.gradient_module import GradientModule
-
+from lrl.training.gradient_module import GradientModule
+from lrl.types import RandomKeys, SamplingConfig
 
 _SIZES = ("num_envs", "num_steps", "num_epochs", "num_minibatches")
 _MAX_KL = 0.01
 """Maximum KL divergence of one TRPO update in nats, for each dimension of an action."""
 
 
-def search_or_train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
-    """Run a search or train a network, depending on the method, and return the record."""
-    return (train if run.method in NETWORKS else search)(run, budget)
-
-
 def train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
-    """Train a network with PPO or TRPO, and return a record like :func:`~lrl.search.experiments.search`.
+    """Train a network with PPO or TRPO, and return its record.
 
     Returns:
-        ``values`` contains the mean returns of blocks of ``rollouts`` consecutive training episodes, and
-        ``best_proposal`` is the index of the best block. ``parameters`` and ``space`` are None. ``num_weights`` is the
-        number of weights of the policy without its critic.
+        See :func:`~lrl.search.experiments.record_of`. ``values`` contains the mean returns of blocks of ``rollouts``
+        consecutive training episodes, and ``best_proposal`` is the index of the best block. ``parameters`` and
+        ``space`` are None. ``num_weights`` is the number of weights of the policy without its critic.
 
     Raises:
         ValueError: If fewer than ``rollouts`` episodes ended within the budget.
@@ -76,24 +74,19 @@ def train(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
             f"there must be at least {budget.rollouts}, the setting rollouts."
         )
     critic = {id(weight) for weight in module.policy.critic_parameters()}
-    return {
-        **asdict(run),
-        **budget.entries(run.method),
-        "seed": seed,
-        "env_id": task.env_id,
-        "space": None,
-        "settings": config,
-        "num_weights": sum(weight.numel() for weight in module.policy.parameters() if id(weight) not in critic),
-        "best_iteration": float(values.max()),
-        "best_proposal": int(values.argmax()),
-        "parameters": None,
-        "fresh": float(fresh.mean()),
-        "fresh_ci95": list(bootstrap_interval(fresh)),
-        "episodes": int(data.clocks["episodes"]),
-        "env_steps": int(data.clocks["env_steps"]),
-        "seconds": round(trained, 2),
-        "values": [round(value, 6) for value in values.tolist()],
-    }
+    return record_of(
+        run,
+        budget,
+        values,
+        fresh,
+        trained,
+        episodes=int(data.clocks["episodes"]),
+        env_steps=int(data.clocks["env_steps"]),
+        parameters=None,
+        space=None,
+        settings=config,
+        num_weights=sum(weight.numel() for weight in module.policy.parameters() if id(weight) not in critic),
+    )
 
 
 def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
@@ -103,19 +96,10 @@ def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
         task: the task.
         method: one of :data:`~lrl.search.experiments.NETWORKS`.
         seed: seed of the network's initial weights.
-
-    Raises:
-        ValueError: If the configuration file is missing.
     """
-    import yaml
-
-    from lrl.files import shipped
-
     observations, actions = task.env_factory().spaces
-    name = f"configs/{'half_cheetah' if isinstance(actions, Box) else 'cartpole'}/{method}_mlp.yaml"
-    path = shipped(name)
-    if path is None:
-        raise ValueError(f"{name} is missing from lrl; restore it, because it contains the settings of {method}.")
+    path = shipped(f"configs/{'half_cheetah' if isinstance(actions, Box) else 'cartpole'}/{method}_mlp.yaml")
+    assert path is not None, "the configurations are part of the package"
     config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     model = config["model"]["init_args"]
     model["policy"]["init_args"] |= {"normalise_observations": isinstance(observations, Box), "init_seed": seed}
@@ -141,11 +125,6 @@ def _fit(
     Raises:
         SystemExit: If a signal ended the run before the budget was used, which Lightning does not report.
     """
-    from lrl import api
-    from lrl.data.rollout_buffer import RolloutDataModule
-    from lrl.data.run_data import ValidationConfig
-    from lrl.training.gradient_module import GradientModule
-
     module, played = build(GradientModule, config["model"]), TrainingReturns(budget.episodes)
     held_out, steps = ValidationConfig(episodes=0), budget.max_env_steps
     data = RolloutDataModule(task.env_factory(), **config["data"], max_env_steps=steps, validation=held_out, seed=seed)
@@ -158,9 +137,6 @@ def _fit(
 
 def _fresh_returns(task: SearchTask, policy: Policy, budget: SearchBudget, seed: int) -> np.ndarray:
     """Return the returns of the fresh episodes, ``(episode,)``, in the environments of searches."""
-    from lrl.search.rollouts import fresh_seeds, make_batched, play_seeds
-    from lrl.types import RandomKeys, SamplingConfig
-
     envs = make_batched(task.env_factory(), budget.rollouts)
     rows = np.arange(envs.num_envs)
     keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=rows, turn=np.zeros_like(rows))
@@ -169,17 +145,13 @@ def _fresh_returns(task: SearchTask, policy: Policy, budget: SearchBudget, seed:
     def decide(observations: np.ndarray) -> Any:
         return policy.act(observations, [()] * len(rows), keys, greedy).actions  # pyright: ignore[reportArgumentType]
 
-    try:
+    with closing(envs):
         return play_seeds(decide, envs, fresh_seeds(seed, budget.fresh_episodes), task.max_steps)[0]
-    finally:
-        envs.close()
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Use one thread in torch, so that a run can be repeated exactly."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -188,27 +160,26 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@register
 class TrainingReturns(L.Callback):
     """Callback that keeps the returns of training episodes in the order in which they ended.
 
     Episodes that end in the same step are in the order of their environments. Checkpoints do not contain the returns.
 
     Args:
-        max_episodes: number of episodes after which the run ends, with the end of a collection; None for no limit.
+        max_episodes: number of episodes after which the run ends, with the end of a collection.
 
     Attributes:
         returns: undiscounted return of each episode.
     """
 
-    def __init__(self, max_episodes: int | None = None) -> None:
+    def __init__(self, max_episodes: int) -> None:
         self.max_episodes = max_episodes
         self.returns: list[float] = []
 
     @property
     def spent(self) -> bool:
         """Return whether ``max_episodes`` have ended."""
-        return self.max_episodes is not None and len(self.returns) >= self.max_episodes
+        return len(self.returns) >= self.max_episodes
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add the episodes of the latest collection."""

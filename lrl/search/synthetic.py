@@ -22,7 +22,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.data.sources import Demonstrations
 from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
-from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
+from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.search.prompts import Entry, HistoryConfig, integer_prompt, to_integers
 from lrl.search.searchers import ParameterSpace, Trial
@@ -214,8 +214,8 @@ _CHANGES = (1, 2, 4)
 
 HISTORY = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
 """Policies in a prompt."""
-GENERATIONS = 6
-"""Default number of generations of the teacher's evolution strategy after the history."""
+_GENERATIONS = 6
+"""Number of generations of the teacher's evolution strategy after the history."""
 _MAX_WARMUP = 10
 """Maximum number of random proposals at the beginning of a history."""
 _ITERATIONS = (10, 400)
@@ -228,9 +228,7 @@ _PARAMETERS = 4
 """Maximum number of demonstrated parameters per proposal, each in its own demonstration."""
 
 
-def demonstrations(
-    seed: int, functions: range, generations: int = GENERATIONS, held_out: bool = False
-) -> Iterator[dict[str, str]]:
+def demonstrations(seed: int, functions: range, held_out: bool = False) -> Iterator[dict[str, str]]:
     """Yield demonstrations, ``prompt`` and ``response``, of some functions.
 
     A proposal in a history is random, or a changed copy of the best proposals so far, or a changed copy of the
@@ -240,11 +238,10 @@ def demonstrations(
     Args:
         seed: seed of all randomness.
         functions: indices of the functions.
-        generations: number of generations of the teacher's evolution strategy after the history.
         held_out: whether the functions are held-out ones, which are not trained on.
     """
     for index in functions:
-        yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)), generations)
+        yield from _of_function(sample_function(seed, index, held_out), int(seeds("history", seed, index)))
 
 
 def demonstrated(num_functions: int, held_out: bool) -> range:
@@ -253,7 +250,7 @@ def demonstrated(num_functions: int, held_out: bool) -> range:
     return range(first, first + num_functions)
 
 
-def _of_function(function: SyntheticFunction, seed: int, generations: int) -> Iterator[dict[str, str]]:
+def _of_function(function: SyntheticFunction, seed: int) -> Iterator[dict[str, str]]:
     """Yield the demonstrations of one function, at several lengths of one history."""
     rng, space, entries = np.random.default_rng(seed), function.space, list[Entry]()
     warmup = int(rng.integers(1, _MAX_WARMUP + 1))
@@ -275,7 +272,7 @@ def _of_function(function: SyntheticFunction, seed: int, generations: int) -> It
         tried.add(tuple(proposal.tolist()))
         entries.append(Entry.of(function.measure(proposal, rng)))
         if length in lengths or length >= next_lesson:  # for speed, not at every length
-            taught = teach(function, entries, tried, generations, rng)
+            taught = teach(function, entries, tried, rng)
             next_lesson = length + max(4, length // 4)
         if length in lengths:
             assert taught is not None
@@ -311,8 +308,8 @@ def teach(
     function: SyntheticFunction,
     entries: Sequence[Entry],
     tried: Set[tuple[float, ...]],
-    generations: int,
     rng: np.random.Generator,
+    generations: int = _GENERATIONS,
 ) -> np.ndarray:
     """Return the teacher's proposal: the best entry after some generations of evolution with exact values.
 
@@ -322,8 +319,8 @@ def teach(
         function: the function to maximise.
         entries: the history, of which only the best entry is used.
         tried: all parameters in the history.
-        generations: number of generations; 0 returns the best entry.
         rng: random number generator of the teacher.
+        generations: number of generations; 0 returns the best entry.
     """
     space, best = function.space, np.array(max(entries, key=lambda entry: entry.value).parameters)
     evolved = _cma_es if space.actions is None else _one_plus_lambda
@@ -371,23 +368,16 @@ class SyntheticHistories(Demonstrations):
 
     Args:
         num_functions: number of functions.
-        generations: number of generations of the teacher's evolution strategy after the history.
         held_out: whether to use held-out functions, for a validation loss. Searchers are compared on other ones.
         seed: seed of the functions and histories.
     """
 
-    def __init__(
-        self,
-        num_functions: PositiveInt = 20_000,
-        generations: NonNegativeInt = GENERATIONS,
-        held_out: bool = False,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, num_functions: PositiveInt = 20_000, held_out: bool = False, seed: int = 0) -> None:
         check_arguments(SyntheticHistories.__init__, locals(), "demonstrations")
-        self.num_functions, self.generations, self.held_out, self.seed = num_functions, generations, held_out, seed
+        self.num_functions, self.held_out, self.seed = num_functions, held_out, seed
 
     def load(self, codec: TextCodec, policy: Policy) -> Sequence[Demonstration]:
         """Generate all demonstrations."""
         functions = demonstrated(self.num_functions, self.held_out)
-        rows = demonstrations(self.seed, functions, self.generations, self.held_out)
+        rows = demonstrations(self.seed, functions, self.held_out)
         return [Demonstration(row["prompt"], row["response"]) for row in rows]

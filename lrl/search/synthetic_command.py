@@ -4,50 +4,22 @@ from __future__ import annotations
 
 import json as json_format
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from lrl.cli.command import command, command_line
-from lrl.cli.options import changed
-from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Seed
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemonstrationOptions:
-    """Options of demonstrations that --write writes."""
-
-    held_out: bool = False
-    """Write demonstrations of other functions, for val/loss."""
-    generations: NonNegativeInt | None = None
-    """Generations that the teacher is ahead; default: 6."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonOptions:
-    """Options of the comparison of searchers."""
-
-    warmup: PositiveInt | None = None
-    """Random proposals before each search; default: 5."""
-    iterations: PositiveInt | None = None
-    """Proposals of each search; default: 40."""
-    checkpoint: str | None = None
-    """A run that learned to search, compared as well."""
-    temperature: NonNegativeFloat | None = None
-    """Temperature of the responses of that run; default: 1."""
-    json: Path | None = None
-    """Write all figures to this file."""
-    machine: str | None = None
-    """Description of the machine, for that file; default: 2-core x86-64 virtual machine."""
+from lrl.ranges import PositiveInt, Seed
 
 
 def synthetic_search(
     *,
     write: Path | None = None,
+    held_out: bool = False,
     functions: PositiveInt = 49,
     seed: Seed = 0,
-    demonstrations: DemonstrationOptions,
-    comparison: ComparisonOptions,
+    iterations: PositiveInt | None = None,
+    checkpoint: str | None = None,
+    json: Path | None = None,
 ) -> None:
     """Write synthetic optimisation histories to learn searching from, or compare searchers on held-out functions.
 
@@ -60,42 +32,44 @@ def synthetic_search(
 
     Args:
         write: write demonstrations of a teacher to this file, and compare nothing.
+        held_out: with --write, write demonstrations of other functions, for val/loss.
         functions: number of functions; multiples of 7 have equal numbers of each kind.
         seed: seed of the functions and searches.
-        demonstrations: how demonstrations are made.
-        comparison: how searchers are compared.
+        iterations: proposals of each search after five random ones; default: 40.
+        checkpoint: a run that learned to search, compared as well.
+        json: write all figures to this file.
     """
-    ignored, how = (demonstrations, "without") if write is None else (comparison, "with")
-    for name in changed(ignored):
-        raise ValueError(f"--{name} is given {how} --write, where it would be ignored.")
-    if comparison.temperature is not None and comparison.checkpoint is None:
-        raise ValueError(
-            "--temperature is given without --checkpoint, whose responses are sampled at it; give both or neither."
-        )
+    compared = {"iterations": iterations, "checkpoint": checkpoint, "json": json}
+    ignored, how = ({"held_out": held_out or None}, "without") if write is None else (compared, "with")
+    for name, value in ignored.items():
+        if value is not None:
+            raise ValueError(f"--{name} is given {how} --write, where it would be ignored.")
     if write is not None:
-        _write(write, functions, seed, demonstrations)
+        _write(write, functions, seed, held_out)
     elif functions < 2:  # an interval needs two
         raise ValueError(f"--functions is {functions}; it must be at least 2.")
     else:
-        _compare(functions, seed, comparison)
+        _compare(functions, seed, iterations or 40, checkpoint, json)
 
 
-def _write(path: Path, functions: int, seed: int, options: DemonstrationOptions) -> None:
+def _write(path: Path, functions: int, seed: int, held_out: bool) -> None:
     """Write the demonstrations, one JSON object per line, and print their number."""
     from lrl.files import write_whole
-    from lrl.search.synthetic import GENERATIONS, demonstrated, demonstrations
+    from lrl.search.synthetic import demonstrated, demonstrations
 
-    generations = GENERATIONS if options.generations is None else options.generations
     count = 0
     with write_whole(path) as file:
-        for row in demonstrations(seed, demonstrated(functions, options.held_out), generations, options.held_out):
+        for row in demonstrations(seed, demonstrated(functions, held_out), held_out):
             file.write(json_format.dumps(row) + "\n")
             count += 1
     print(f"wrote {count} demonstrations to {path}")
 
 
-def _compare(functions: int, seed: int, options: ComparisonOptions) -> None:
+def _compare(functions: int, seed: int, iterations: int, checkpoint: str | None, json: Path | None) -> None:
     """Print a Markdown table, one row per searcher."""
+    from rich.console import Console
+    from rich.progress import track
+
     from lrl.cli.run_directory import commit
     from lrl.search.experiments import write_report
     from lrl.search.in_context import InContextSearcher, chat_model_of
@@ -103,24 +77,22 @@ def _compare(functions: int, seed: int, options: ComparisonOptions) -> None:
     from lrl.search.synthetic_comparison import compare_searchers, synthetic_table
 
     searchers: dict[str, partial[Searcher]] = {"random_search": partial(RandomSearch), "cma_es": partial(CMAES)}
-    if options.checkpoint is not None:
-        temperature = 1.0 if options.temperature is None else options.temperature
-        chat_model = chat_model_of(options.checkpoint)
-        searchers["in_context"] = partial(InContextSearcher, chat_model, warmup=0, temperature=temperature)
-    sizes = {"num_functions": functions, "warmup": options.warmup or 5, "iterations": options.iterations or 40}
-    figures = compare_searchers(searchers, seed, **sizes, on_function=partial(_progress, functions))
-    report = {"command": command_line("lrl synthetic_search"), "commit": commit()}
-    report["machine"] = options.machine or "2-core x86-64 virtual machine"
-    report |= {"checkpoint": options.checkpoint, "seed": seed, **sizes, "searchers": figures}
+    if checkpoint is not None:
+        searchers["in_context"] = partial(InContextSearcher, chat_model_of(checkpoint), warmup=0)
+    shown = track(range(functions), "functions", console=Console(stderr=True), disable=not sys.stderr.isatty())
+    report = {
+        "command": command_line("lrl synthetic_search"),
+        "commit": commit(),
+        "checkpoint": checkpoint,
+        "seed": seed,
+        "num_functions": functions,
+        "warmup": 5,
+        "iterations": iterations,
+        "searchers": compare_searchers(searchers, seed, shown, 5, iterations),
+    }
     print(synthetic_table({"searchers": report}))
-    if options.json is not None:
-        write_report(report, options.json)
-
-
-def _progress(total: int, index: int) -> None:
-    """Report every tenth function on a terminal."""
-    if sys.stderr.isatty() and (index + 1) % 10 == 0:
-        sys.stderr.write(f"{index + 1} of {total} functions\n")
+    if json is not None:
+        write_report(report, json)
 
 
 main = command(synthetic_search)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,11 @@ from lrl.functional.random import seeds
 from lrl.search.searchers import Searcher, Trial
 from lrl.search.synthetic import REAL_KINDS, TABLE_KINDS, SyntheticFunction, sample_function
 
-GROUPS = {"real": REAL_KINDS, "tables": TABLE_KINDS}
-"""Kinds of functions by group; the figures of each group are also reported separately."""
+_CONTROL = "random_search"
+"""Name of the searcher with which the others are compared."""
+_NAMES = {_CONTROL: "random search", "cma_es": "CMA-ES", "in_context": "in-context search"}
+_GROUPS = {"real": ("real parameters", REAL_KINDS), "tables": ("tables", TABLE_KINDS)}
+"""Titles and kinds of the groups of functions whose figures are also reported separately, by name."""
 
 
 def search_function(
@@ -47,68 +50,50 @@ def search_function(
 
 
 def compare_searchers(
-    searchers: Mapping[str, Callable[[], Searcher]],
-    seed: int,
-    num_functions: int,
-    warmup: int,
-    iterations: int,
-    on_function: Callable[[int], None] | None = None,
+    searchers: Mapping[str, Callable[[], Searcher]], seed: int, indices: Iterable[int], warmup: int, iterations: int
 ) -> dict[str, dict[str, Any]]:
     """Search the same held-out functions with several searchers.
 
     Args:
-        searchers: functions that create the searchers, by name. If one is named ``random_search``, the others are
-            compared with it.
-        seed: seed of the functions and the searches.
-        num_functions: number of functions.
+        searchers: functions that create the searchers, by name; the others are compared with ``random_search``.
+        seed: seed of the functions and searches.
+        indices: indices of at least two functions.
         warmup: number of random proposals before each search, the same for all searchers.
-        iterations: number of proposals of each search.
-        on_function: function that is called with the index of each finished function.
+        iterations: number of proposals of each searcher.
 
     Returns:
-        A dictionary per name with the mean exact value of the chosen proposal, ``value``, its 95% interval over
-        functions, and the ``values`` of all functions. If ``random_search`` is given, it also contains the mean
-        difference from random search on the same functions, ``gain``, its interval, and the share of functions with a
-        positive difference, ``better_share``. The same figures, without ``values``, follow for each of :data:`GROUPS`
-        that contains at least two but not all of the functions.
+        For each searcher, the mean exact value of the chosen proposal over functions (``value``), the mean difference
+        to random search (``gain``), both with 95% bootstrap intervals, the fraction of functions with a positive
+        difference (``better_share``), and ``values``. ``real`` and ``tables`` contain the same figures of the functions
+        of real parameters and of tables, if the comparison contains at least two but not all of the functions.
     """
-    finals: dict[str, list[float]] = {name: [] for name in searchers}
-    kinds: list[str] = []
-    for index in range(num_functions):
+    finals, kinds = {name: list[float]() for name in searchers}, list[str]()
+    for index in indices:
         function = sample_function(seed, index, held_out=True)
         kinds.append(function.kind)
         search_seed = int(seeds("synthetic search", seed, index))
         for name, make in searchers.items():
             finals[name].append(float(search_function(make(), function, search_seed, warmup, iterations)[-1]))
-        if on_function is not None:
-            on_function(index)
-    control = np.array(finals.get("random_search", []))
-    groups = {group: np.isin(kinds, members) for group, members in GROUPS.items()}
-    return {
-        name: _figures(np.array(values), control)
-        | {"values": values}
-        | {
-            group: _figures(np.array(values)[rows], control[rows] if len(control) else control)
-            for group, rows in groups.items()
-            if 1 < rows.sum() < num_functions
-        }
-        for name, values in finals.items()
-    }
+    control, report = np.array(finals[_CONTROL]), {}
+    for name, values in finals.items():
+        report[name] = {**_figures(np.array(values), control), "values": values}
+        for group, (_, members) in _GROUPS.items():
+            rows = np.isin(kinds, members)
+            if 1 < rows.sum() < len(rows):
+                report[name][group] = _figures(np.array(values)[rows], control[rows])
+    return report
 
 
 def _figures(values: np.ndarray, control: np.ndarray) -> dict[str, Any]:
     """Return the figures of a searcher from its values ``(function,)`` and the values of random search."""
-    figures: dict[str, Any] = {"value": float(values.mean()), "value_ci95": list(bootstrap_interval(values))}
-    if len(control):
-        gains = values - control
-        figures |= {"gain": float(gains.mean()), "gain_ci95": list(bootstrap_interval(gains))}
-        figures["better_share"] = float((gains > 0).mean())
-    return figures
-
-
-_NAMES = {"random_search": "random search", "cma_es": "CMA-ES", "in_context": "in-context search"}
-_CONTROL = "random_search"
-_GROUPS = {"all": "all", "real": "real parameters", "tables": "tables"}
+    gains = values - control
+    return {
+        "value": float(values.mean()),
+        "value_ci95": list(bootstrap_interval(values)),
+        "gain": float(gains.mean()),
+        "gain_ci95": list(bootstrap_interval(gains)),
+        "better_share": float((gains > 0).mean()),
+    }
 
 
 def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
@@ -125,20 +110,21 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     for name, report in reports.items():
         if "searchers" not in report:
             raise ValueError(f"{name!r} is not a report of `lrl synthetic_search`: it has no key 'searchers'.")
-        for group, title in _GROUPS.items():
-            for searcher, whole in report["searchers"].items():
-                figures = whole if group == "all" else whole.get(group)
-                if figures is None:
-                    continue
-                cells = [_NAMES.get(searcher, searcher), title, str(report["iterations"])]
-                cells.append(_interval(figures["value"], figures["value_ci95"]))
-                compared = searcher != _CONTROL and "gain" in figures
-                cells.append(_interval(figures["gain"], figures["gain_ci95"]) if compared else "")
-                cells.append(f"{figures['better_share']:.0%}" if compared else "")
-                rows.append(cells)
+        whole = report["searchers"]
+        groups = {"all": whole} | {
+            title: {searcher: figures[group] for searcher, figures in whole.items() if group in figures}
+            for group, (title, _) in _GROUPS.items()
+        }
+        for title, group in groups.items():
+            for searcher, figures in group.items():
+                cells = [_interval(figures, "value"), _interval(figures, "gain"), f"{figures['better_share']:.0%}"]
+                if searcher == _CONTROL:
+                    cells[1:] = ["", ""]
+                rows.append([_NAMES.get(searcher, searcher), title, str(report["iterations"]), *cells])
     return markdown_table(heads, rows)
 
 
-def _interval(mean: float, bounds: Sequence[float]) -> str:
+def _interval(figures: Mapping[str, Any], name: str) -> str:
     """Return a mean with its interval as text."""
-    return f"{mean:.3f} ({bounds[0]:.3f} to {bounds[1]:.3f})"
+    low, high = figures[f"{name}_ci95"]
+    return f"{figures[name]:.3f} ({low:.3f} to {high:.3f})"

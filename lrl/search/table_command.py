@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from lrl.cli.command import command, command_line
 from lrl.ranges import PositiveInt
@@ -66,69 +65,45 @@ def search_table(
         picture: draw the best so far against episodes to this PNG.
     """
     from lrl.cli.run_directory import commit
-    from lrl.search.experiments import (
-        SearchBudget,
-        planned,
-        read_record,
-        read_report,
-        restore_records,
-        search_all,
-        search_report,
-        write_report,
-    )
-    from lrl.search.networks import search_or_train
+    from lrl.evaluation.report import read_result
+    from lrl.search import experiments
     from lrl.search.pictures import draw_progress
     from lrl.search.tables import search_tables
     from lrl.search.tasks import TASKS
 
-    budget = SearchBudget(
+    searched = [] if checkpoint is None else [experiments.IN_CONTEXT]
+    methods = methods or [*experiments.METHODS, *searched, *experiments.NETWORKS]
+    if experiments.IN_CONTEXT in methods and not searched:
+        raise ValueError("--methods has in_context; give the run that learned to search by --checkpoint.")
+    if searched and experiments.IN_CONTEXT not in methods:
+        raise ValueError("--checkpoint is given, but --methods has no in_context, the only method that uses it.")
+    budget = experiments.SearchBudget(
         iterations=iterations,
         rollouts=rollouts,
         fresh_episodes=fresh_episodes,
         max_env_steps=max_env_steps,
         checkpoint=checkpoint,
     )
-    runs = planned(tasks or list(TASKS), _methods(methods, checkpoint), seeds)
+    runs = experiments.planned(tasks or list(TASKS), methods, seeds)
     about = {"commit": commit(), "machine": machine}
     if finished is not None:
-        count = restore_records(read_report(finished), runs, budget, folder)
+        kept = experiments.report_records(read_result(finished, "finished"), str(finished))
+        count = experiments.restore_records(kept, runs, budget, folder)
         print(f"{count} of {len(runs)} runs were copied from {finished} to {folder}.", flush=True)
     if not show:
-        search_all(runs, budget, folder, jobs, about, _print_record, search_or_train)
-    records = {run: read_record(run, budget, folder) for run in runs}
+        for record in experiments.search_all(runs, budget, folder, jobs, about):
+            figures = " ".join(
+                f"{name} {record[name]:.4g}" for name in ("best_iteration", "fresh", "seconds") if name in record
+            )
+            said = figures or f"{experiments.UNPLAYABLE}, {record[experiments.UNPLAYABLE]}"
+            print(f"{record['task']} {record['method']} {record['index']}: {said}", flush=True)
+    records = {run: experiments.read_record(run, budget, folder) for run in runs}
     print(search_tables(records))
     if json is not None:
-        write_report(search_report(records, {"command": command_line("lrl search_table"), **about}), json)
+        report = experiments.search_report(records, {"command": command_line("lrl search_table"), **about})
+        experiments.write_report(report, json)
     if picture is not None:
         draw_progress(records, picture)
-
-
-def _methods(methods: list[str] | None, checkpoint: str | None) -> list[str]:
-    """Return the requested methods.
-
-    Raises:
-        ValueError: If the language model of ``in_context`` is missing, or would be ignored.
-    """
-    from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS
-
-    searched = [] if checkpoint is None else [IN_CONTEXT]
-    methods = methods or [*METHODS, *searched, *NETWORKS]
-    if IN_CONTEXT in methods and not searched:
-        raise ValueError(f"--methods has {IN_CONTEXT}; give the run that learned to search by --checkpoint.")
-    if searched and IN_CONTEXT not in methods:
-        raise ValueError(f"--checkpoint is given, but --methods has no {IN_CONTEXT}, the only method that uses it.")
-    return methods
-
-
-def _print_record(record: dict[str, Any]) -> None:
-    """Print one line for a run that has finished."""
-    from lrl.search.experiments import UNPLAYABLE
-
-    if UNPLAYABLE in record:
-        print(f"{record['task']} {record['method']} {record['index']}: {UNPLAYABLE}, {record[UNPLAYABLE]}", flush=True)
-        return
-    figures = " ".join(f"{name} {record[name]:.4g}" for name in ("best_iteration", "fresh", "seconds"))
-    print(f"{record['task']} {record['method']} {record['index']}: {figures}", flush=True)
 
 
 main = command(search_table)

@@ -9,12 +9,11 @@ import numpy as np
 
 from lrl.evaluation.report import markdown_table
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
-from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE, Records, is_random
+from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE, Records, SearchRun, is_random
 from lrl.search.tasks import TASKS
 
 CONTROL = "random_search"
 """Name of the method with which the language model is compared."""
-_RULES = ("best_iteration", "fresh")
 
 
 def gains(records: Records, task: str, rule: str) -> np.ndarray:
@@ -27,12 +26,12 @@ def gains(records: Records, task: str, rule: str) -> np.ndarray:
         task: name of the task.
         rule: ``best_iteration`` or ``fresh``.
     """
-    found: dict[str, dict[int, float]] = {IN_CONTEXT: {}, CONTROL: {}}
+    differences = []
     for run, record in records.items():
-        if run.task == task and run.method in found and record is not None and UNPLAYABLE not in record:
-            found[run.method][run.index] = record[rule]
-    model, control = found[IN_CONTEXT], found[CONTROL]
-    return np.array([model[index] - control[index] for index in model if index in control])
+        control = records.get(SearchRun(task, CONTROL, run.index))
+        if (run.task, run.method) == (task, IN_CONTEXT) and record and control and UNPLAYABLE not in record:
+            differences.append(record[rule] - control[rule])
+    return np.array(differences)
 
 
 def is_better(differences: np.ndarray) -> bool:
@@ -46,51 +45,37 @@ def is_better(differences: np.ndarray) -> bool:
     return bool(least > 0)
 
 
-def has_gains(records: Records) -> bool:
-    """Return whether both have played a task with the same seed."""
-    return any(len(gains(records, task, _RULES[0])) for task in {run.task for run in records})
-
-
 def gains_table(records: Records) -> str:
     """Return a Markdown table with a row per task that both have played, and the number of tasks with a gain.
 
     A cell contains the mean difference with its 95% bootstrap interval over seeds, or the differences of fewer than
     five seeds. A task on which most proposals of a seed were random, because no reply was usable, counts as one without
-    a gain. Tasks that the model cannot play are left out.
+    a gain. Tasks that the model cannot play are left out. The text is empty if both have played no task.
     """
-    rows = list[list[str]]()
-    better, played = dict.fromkeys(_RULES, 0), 0
-    for task in dict.fromkeys(run.task for run in records):
-        differences = {rule: gains(records, task, rule) for rule in _RULES}
-        if not len(differences[_RULES[0]]):
+    rows, better = list[list[str]](), dict.fromkeys(RULES, 0)
+    for task in _names(records, "task"):
+        differences = {rule: gains(records, task, rule) for rule in RULES}
+        count = len(differences["fresh"])
+        if not count:
             continue
-        played += 1
-        lost = any(
-            run.task == task and run.method == IN_CONTEXT and record is not None and is_random(record)
-            for run, record in records.items()
-        )
-        for rule in _RULES:
+        lost = any(map(is_random, _played(records, task, IN_CONTEXT)))
+        for rule in RULES:
             better[rule] += not lost and is_better(differences[rule])
-        cells = [task, str(len(differences[_RULES[0]]))]
-        cells += ["random replies" if lost else _gain_cell(differences[rule]) for rule in _RULES]
-        rows.append(cells)
+        rows.append([task, str(count), *(_RANDOM if lost else _gain_cell(differences[rule]) for rule in RULES)])
+    if not rows:
+        return ""
     sentence = (
-        f"The language model is better than random search on {better['best_iteration']} of {played} tasks by the best "
-        f"iteration and on {better['fresh']} by the chosen policy. A task counts if the interval is above 0, or, with "
-        "three or four seeds, if all differences are positive."
+        f"The language model is better than random search on {better['best_iteration']} of {len(rows)} tasks by the "
+        f"best iteration and on {better['fresh']} by the chosen policy. A task counts if the interval is above 0, or, "
+        "with three or four seeds, if all differences are positive."
     )
     return f"{markdown_table(['task', 'seeds', *RULES.values()], rows)}\n\n{sentence}"
 
 
 def _gain_cell(differences: np.ndarray) -> str:
-    if len(differences) >= MIN_SEEDS:
-        low, high = bootstrap_interval(differences)
-        return f"{_gain_number(differences.mean())} ({_gain_number(low)} to {_gain_number(high)})"
-    return ", ".join(map(_gain_number, differences))
-
-
-def _gain_number(value: float) -> str:
-    return f"{value:+.3g}" if abs(value) < 999.5 else f"{value:+.0f}"
+    shown = [differences.mean(), *bootstrap_interval(differences)] if len(differences) >= MIN_SEEDS else differences
+    texts = [f"{value:+.3g}" if abs(value) < 999.5 else f"{value:+.0f}" for value in shown]
+    return f"{texts[0]} ({texts[1]} to {texts[2]})" if len(differences) >= MIN_SEEDS else ", ".join(texts)
 
 
 _PUBLISHED = {"best_iteration": ("props", "props_plus"), "fresh": ("props", "props_plus", "ppo", "best_baseline")}
@@ -132,8 +117,8 @@ def search_tables(records: Records) -> str:
     if networks:
         parts.append(f"Of {' and '.join(networks)}, {_NETWORK_RULES}")
     parts += [reached_text(records, rule) for rule in RULES]
-    if has_gains(records):
-        parts.append(f"{IN_CONTEXT} minus {CONTROL} on the same seeds:\n\n{gains_table(records)}")
+    if gained := gains_table(records):
+        parts.append(f"{IN_CONTEXT} minus {CONTROL} on the same seeds:\n\n{gained}")
     parts += [text for text in (random_text(records), unfinished_text(records)) if text]
     return "\n\n".join(parts)
 
@@ -156,22 +141,20 @@ def rule_table(records: Records, rule: str) -> str:
     rows = []
     for name in _names(records, "task"):
         task = TASKS[name]
-        published = task.published
+        published, yardsticks = task.published, task.yardsticks
         cells = [name, str(task.num_parameters), *(_cell(records, name, method, rule) for method in methods)]
-        named = {"best_baseline": f" {published.best_name}"}
-        cells += [f"{_number(getattr(published, name))}{named.get(name, '')}" for name in _PUBLISHED[rule]]
-        yardsticks = task.yardsticks
-        cells += [_number(value) for value in (yardsticks.nothing, yardsticks.random, yardsticks.ceiling)]
+        cells += [_number(getattr(published, row)) for row in _PUBLISHED[rule]]
+        if "best_baseline" in _PUBLISHED[rule]:
+            cells[-1] += f" {published.best_name}"
+        cells += map(_number, (yardsticks.nothing, yardsticks.random, yardsticks.ceiling))
         rows.append([*cells, _budget(records, name)])
     return markdown_table(heads, rows)
 
 
 def _cell(records: Records, task: str, method: str, rule: str) -> str:
     planned = _of(records, task, method)
-    if _cannot_play(planned):
-        return UNPLAYABLE
-    if _is_random(planned):
-        return _RANDOM
+    if lost := _lost(planned):
+        return lost
     values = np.array([record[rule] for record in planned if record is not None])
     if not len(values):
         return f"0/{len(planned)}" if planned else ""
@@ -180,14 +163,12 @@ def _cell(records: Records, task: str, method: str, rule: str) -> str:
     return f"{_number(values.mean())}{spread if len(values) > 1 else ''}{finished}"
 
 
-def _is_random(records: Sequence[dict[str, Any] | None]) -> bool:
-    """Return whether most proposals of one of the records were random because no reply was usable."""
-    return any(record is not None and is_random(record) for record in records)
-
-
-def _cannot_play(records: Sequence[dict[str, Any] | None]) -> bool:
-    """Return whether the method cannot play the task, according to one of the records."""
-    return any(record is not None and UNPLAYABLE in record for record in records)
+def _lost(planned: Sequence[dict[str, Any] | None]) -> str:
+    """Return why one of the records of a method on a task means that the method has no figures; empty if none does."""
+    found = [record for record in planned if record is not None]
+    if any(UNPLAYABLE in record for record in found):
+        return UNPLAYABLE
+    return _RANDOM if any(map(is_random, found)) else ""
 
 
 def _played(records: Records, task: str, method: str) -> list[dict[str, Any]]:
@@ -202,15 +183,18 @@ def _budget(records: Records, task: str) -> str:
         played = _played(records, task, method)
         if not played:
             continue
-        episodes, env_steps = (
-            float(np.mean([record[name] for record in played])) for name in ("episodes", "env_steps")
-        )
+        episodes, env_steps = _mean_budget(played)
         planned = played[0]["iterations"] * played[0]["rollouts"]
-        whole = f"{_short(planned)} episodes"
-        text = whole if episodes >= planned else f"{_short(env_steps)} env steps ({_short(episodes)} episodes)"
-        ended.setdefault(text, []).append(method)
-    groups = list(ended.items())
-    return "; ".join([*(text for text, _ in groups[:1]), *(f"{', '.join(them)} {text}" for text, them in groups[1:])])
+        text = f"{_short(env_steps)} env steps ({_short(episodes)} episodes)"
+        ended.setdefault(f"{_short(planned)} episodes" if episodes >= planned else text, []).append(method)
+    first, *others = ended.items() or [("", [])]
+    return "; ".join([first[0], *(f"{', '.join(methods)} {text}" for text, methods in others)])
+
+
+def _mean_budget(played: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Return the mean numbers of episodes and of environment steps of at least one record."""
+    episodes, env_steps = np.mean([[record["episodes"], record["env_steps"]] for record in played], axis=0)
+    return float(episodes), float(env_steps)
 
 
 def budget_table(records: Records) -> str:
@@ -218,15 +202,12 @@ def budget_table(records: Records) -> str:
 
     They do not include the fresh episodes of the chosen policy.
     """
-    methods = _names(records, "method")
-    rows = []
+    methods, rows = _names(records, "method"), []
     for task in _names(records, "task"):
-        cells = [task]
-        for method in methods:
-            finished = _played(records, task, method)
-            means = [np.mean([record[name] for record in finished]) for name in ("episodes", "env_steps") if finished]
-            cells.append(" / ".join(f"{mean:,.0f}" for mean in means))
-        rows.append(cells)
+        finished = [_played(records, task, method) for method in methods]
+        rows.append(
+            [task, *(" / ".join(f"{mean:,.0f}" for mean in _mean_budget(one)) if one else "" for one in finished)]
+        )
     return markdown_table(["task", *methods], rows)
 
 
@@ -257,14 +238,15 @@ def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> flo
 
     The mean of a method that cannot play the task, or whose proposals were mostly random, is minus infinity.
     """
-    planned = [_of(records, task, method) for method in methods]
-    lost = [_cannot_play(seeds) or _is_random(seeds) for seeds in planned]
-    if any(not seeds or (None in seeds and not out) for seeds, out in zip(planned, lost, strict=True)):
-        return None
-    return max(
-        -np.inf if out else float(np.mean([record[rule] for record in seeds if record is not None]))
-        for seeds, out in zip(planned, lost, strict=True)
-    )
+    best = -np.inf
+    for method in methods:
+        planned = _of(records, task, method)
+        lost = _lost(planned)
+        if not planned or (None in planned and not lost):
+            return None
+        if not lost:
+            best = max(best, float(np.mean([record[rule] for record in planned if record is not None])))
+    return best
 
 
 def random_text(records: Records) -> str:
@@ -288,10 +270,10 @@ def random_text(records: Records) -> str:
 
 def unfinished_text(records: Records) -> str:
     """Return a sentence about the runs that have not finished."""
-    missing = unfinished(records)
+    missing = "; ".join(unfinished(records))
     if not missing:
         return "All planned runs have finished."
-    return f"Unfinished, with the seeds that have finished and those planned: {'; '.join(missing)}."
+    return f"Unfinished, with the seeds that have finished and those planned: {missing}."
 
 
 def unfinished(records: Records) -> list[str]:
@@ -302,7 +284,7 @@ def unfinished(records: Records) -> list[str]:
         for task in _names(records, "task"):
             planned = _of(records, task, method)
             finished = sum(record is not None for record in planned)
-            if finished < len(planned) and not _cannot_play(planned):
+            if finished < len(planned) and _lost(planned) != UNPLAYABLE:
                 tasks.append(f"{task} {finished}/{len(planned)}")
         if tasks:
             found.append(f"{method} {', '.join(tasks)}")

@@ -13,7 +13,7 @@ from lrl.evaluation.statistics import headline_seed
 from lrl.files import shipped
 from lrl.registry import build
 from lrl.search.experiments import NETWORKS, SearchBudget, SearchRun, make_policy, search
-from lrl.search.networks import _fit, _fresh_returns, block_means, search_or_train, settings, train
+from lrl.search.networks import _fit, _fresh_returns, block_means, settings, train
 from lrl.search.rollouts import fresh_seeds, make_batched, play_parameters
 from lrl.search.table_command import main
 from lrl.search.tasks import TASKS
@@ -119,7 +119,7 @@ def test_a_signal_leaves_no_record(monkeypatch):
 
     monkeypatch.setattr(L.Trainer, "fit", lambda *_, **__: None)
     with pytest.raises(SystemExit) as stop:
-        search_or_train(SearchRun("nim", "ppo", 0), SMALL)
+        train(SearchRun("nim", "ppo", 0), SMALL)
     assert stop.value.code == 143
 
 

@@ -19,6 +19,7 @@ from lrl.search.experiments import (
     search_all,
 )
 from lrl.search.rollouts import fresh_seeds, play_parameters, proposal_seeds
+from lrl.search.searchers import RandomSearch
 from lrl.search.table_command import main
 from lrl.search.tables import budget_table, reached_text, search_tables, unfinished
 from lrl.search.tasks import TASKS
@@ -27,15 +28,19 @@ SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
 
 
 def test_a_record_contains_both_figures():
-    trials = []
-    record = search(SearchRun("cart_pole", "random_search", 2), SMALL, trials.append)
+    record = search(SearchRun("cart_pole", "random_search", 2), SMALL)
+    task, searcher = TASKS["cart_pole"], RandomSearch()
+    policy, seed, trials = make_policy(task), headline_seed(2), []
+    searcher.setup(policy.parameter_space(), seed, 6)
+    for proposal in range(6):
+        seeds = proposal_seeds(seed, proposal, 3)
+        trials.append(play_parameters(policy, task.env_factory(), searcher.ask(), seeds, 500))
+        searcher.tell(trials[-1])
     values = [trial.value for trial in trials]
     best = trials[int(np.argmax(values))]
-    assert record["seed"] == headline_seed(2) and record["values"] == pytest.approx(values, abs=1e-6)
+    assert record["seed"] == seed and record["values"] == pytest.approx(values, abs=1e-6)
     assert record["best_iteration"] == max(values) and record["parameters"] == best.parameters.tolist()
     assert record["episodes"] == 18 and record["env_steps"] == sum(trial.env_steps for trial in trials)
-    task = TASKS["cart_pole"]
-    policy, seed = make_policy(task), headline_seed(2)
     fresh = play_parameters(policy, task.env_factory(), best.parameters, fresh_seeds(seed, 5), 500)
     again = play_parameters(
         policy, task.env_factory(), best.parameters, proposal_seeds(seed, record["best_proposal"], 3), 500
@@ -91,8 +96,8 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
 
 @pytest.mark.distributed
 def test_several_processes_make_the_same_records_as_one(tmp_path):
-    runs, found = planned(["maze", "nim"], ["ars"], 1), []
-    search_all(runs, SMALL, tmp_path, jobs=2, on_record=found.append)
+    runs = planned(["maze", "nim"], ["ars"], 1)
+    found = list(search_all(runs, SMALL, tmp_path, jobs=2))
     for run in runs:
         record = read_record(run, SMALL, tmp_path)
         assert record is not None and record in found
@@ -103,7 +108,7 @@ def test_several_processes_make_the_same_records_as_one(tmp_path):
 def test_an_error_is_reported_before_all_other_runs_have_finished(tmp_path):
     runs = [SearchRun("maze", "none", 0), *planned(["nim"], ["random_search"], 40)]
     with pytest.raises(KeyError, match="none"):
-        search_all(runs, SMALL, tmp_path, jobs=2)
+        list(search_all(runs, SMALL, tmp_path, jobs=2))
     assert len(list(tmp_path.rglob("*.json"))) < 40
 
 
@@ -140,11 +145,13 @@ def test_records_of_another_budget_are_not_mixed(tmp_path, capsys):
     assert "--rollouts is 2, but " in capsys.readouterr().err
 
 
-def test_only_records_of_networks_depend_on_the_budget_of_steps(tmp_path):
+def test_only_records_of_networks_depend_on_the_budget_of_steps(tmp_path, monkeypatch):
+    for name in ("experiments.search", "networks.train"):
+        monkeypatch.setattr(f"lrl.search.{name}", lambda run, budget: budget.entries(run.method))
     budget, other = (SearchBudget(iterations=2, rollouts=1, max_env_steps=steps) for steps in (10, 20))
     for method in ("ars", "ppo"):
         run = SearchRun("nim", method, 0)
-        search_all([run], budget, tmp_path, make_record=lambda run, budget: budget.entries(run.method))
+        list(search_all([run], budget, tmp_path))
         if method == "ars":
             assert read_record(run, other, tmp_path) == {"iterations": 2, "rollouts": 1, "fresh_episodes": 100}
     with pytest.raises(ValueError, match="max_env_steps is 20, but .*ppo_0.json was made with 10; "):

@@ -135,9 +135,9 @@ def test_finished_runs_of_a_kept_report_are_not_run_again(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (None, "which is not a file"),
-        ("{", "which is not JSON"),
-        ("[]", "is not a report of"),
+        (None, "--finished is "),
+        ("{", "which cannot be read"),
+        ("[]", "which must hold a JSON object"),
         ('{"planned": [{}], "searches": []}', "all.json' has entries in another format; give "),
         ("another budget", "--iterations is 7, but finished has nim random_search 0, which was made with 6; "),
     ],

@@ -178,7 +178,7 @@ def test_the_teacher_improves_with_generations_and_repeats_no_proposal():
             function, rng = sample_function(1, index), np.random.default_rng(index)
             entries = [Entry.of(function.measure(function.space.sample(rng), rng)) for _ in range(5)]
             tried = {entry.parameters for entry in entries}
-            taught = teach(function, entries, tried, generations, rng)
+            taught = teach(function, entries, tried, rng, generations)
             assert tuple(taught) not in tried
             assert function.space.complaint(taught.tolist()) == ""
             gaps[generations].append(function.values(taught[None])[0])
@@ -213,7 +213,7 @@ def test_a_demonstrated_proposal_has_a_row_per_parameter_up_to_four(monkeypatch)
 
 
 def test_cma_es_outperforms_random_search_on_held_out_functions():
-    figures = compare_searchers({"random_search": RandomSearch, "cma_es": CMAES}, 0, 28, 5, 100)
+    figures = compare_searchers({"random_search": RandomSearch, "cma_es": CMAES}, 0, range(28), 5, 100)
     assert figures["random_search"]["gain"] == 0 and figures["random_search"]["better_share"] == 0
     assert figures["cma_es"]["gain"] > 0.03 and figures["cma_es"]["better_share"] > 0.6
     assert figures["cma_es"]["value"] == pytest.approx(np.mean(figures["cma_es"]["values"]))
@@ -278,11 +278,8 @@ def test_validation_functions_differ_from_the_functions_of_comparisons(tmp_path)
     [
         ("--write x --checkpoint y", "--checkpoint is given with --write, where it would be ignored."),
         ("--write x --json y", "--json is given with --write"),
-        ("--write x --warmup 5", "--warmup is given with --write"),
         ("--write x --iterations 40", "--iterations is given with --write"),
         ("--held_out", "--held_out is given without --write"),
-        ("--generations 6", "--generations is given without --write"),
-        ("--temperature 0", "--temperature is given without --checkpoint"),
         ("--iterations 0", "--iterations is 0; it must be at least 1."),
     ],
 )
@@ -309,7 +306,7 @@ def test_the_command_writes_demonstrations_for_training_and_compares_the_run(tmp
     train_to_search(run)
     capsys.readouterr()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    main("x", f"--functions 2 --warmup 3 --iterations 2 --checkpoint {run} --json {tmp_path}/out.json".split())
+    main("x", f"--functions 2 --iterations 2 --checkpoint {run} --json {tmp_path}/out.json".split())
     table = capsys.readouterr().out
     searchers = ["random search", "CMA-ES", "in-context search"]
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [f"| {searcher}" for searcher in searchers]

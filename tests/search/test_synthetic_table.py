@@ -14,7 +14,7 @@ from lrl.search.synthetic_comparison import synthetic_table
 def report(tmp_path, monkeypatch, iterations):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     file = tmp_path / f"{iterations}.json"
-    main("lrl synthetic_search", f"--functions 5 --warmup 2 --iterations {iterations} --json {file}".split())
+    main("lrl synthetic_search", f"--functions 5 --iterations {iterations} --json {file}".split())
     return json.loads(file.read_text())
 
 
@@ -38,4 +38,4 @@ def test_a_table_has_a_row_for_each_searcher_of_each_file(tmp_path, monkeypatch,
 
 def test_a_file_contains_its_command(tmp_path, monkeypatch, capsys):
     made = report(tmp_path, monkeypatch, 2)
-    assert made["command"].startswith("lrl synthetic_search --functions 5 --warmup 2") and made["commit"]
+    assert made["command"].startswith("lrl synthetic_search --functions 5 --iterations 2") and made["commit"]
