@@ -91,13 +91,9 @@ def _linear(policy: LinearPolicy, actions: Sequence[str] | None) -> str:
         names = actions or [f"action {int(acted.start) + index}" for index in range(outputs)]
         listed = ", ".join(f"score[{index}] is that of {name}" for index, name in enumerate(names))
         return text + f"The action with the highest score is taken; {listed}."
-    assert isinstance(acted, spaces.Box)
-    limits = [f"a[{j}] from {low:g} to {high:g}" for j, (low, high) in enumerate(zip(*_bounds(acted), strict=True))]
+    bounds = zip(acted.low.ravel(), acted.high.ravel(), strict=True)
+    limits = [f"a[{j}] from {low:g} to {high:g}" for j, (low, high) in enumerate(bounds)]
     return text + f"The numbers a are the action, clipped to its range: {', '.join(limits)}."
-
-
-def _bounds(box: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    return box.low.ravel(), box.high.ravel()
 
 
 def _sum(inputs: int, outputs: int, output: int, bias: bool) -> str:
@@ -108,8 +104,6 @@ def _sum(inputs: int, outputs: int, output: int, bias: bool) -> str:
 
 def _table(policy: TabularPolicy, codec: TextCodec, context: Any) -> str:
     observed, acted = policy.spaces
-    assert isinstance(observed, spaces.Discrete)
-    assert isinstance(acted, spaces.Discrete)
     first = int(observed.start)
     meaning = _meanings(int(acted.start), codec.action_texts or ())
     text = f"it is a table: params[i] is the action in state i{f' + {first}' if first else ''}. Actions: {meaning}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, final
 
@@ -157,12 +157,12 @@ class InContextSearcher(Searcher):
         return self._proposing is self._random
 
     @property
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> dict[str, float]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the costs of the last reply; ``failed`` is 1 if a random policy was proposed instead of a reply."""
         return self._model.metrics
 
     @property
-    def replies(self) -> list[dict[str, str]]:
+    def replies(self) -> list[dict[str, str]]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the replies for the last proposal."""
         return self._model.replies
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, final
@@ -35,12 +34,13 @@ class SearchedPolicy(Policy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._spaces: tuple[gym.Space, gym.Space] | None = None
+        self.spaces: tuple[Any, Any] = (None, None)
+        """Observation space and action space of one environment."""
         self.register_buffer("parameter_values", None)
 
     @abstractmethod
     def parameter_space(self) -> ParameterSpace:
-        """Return the possible parameter vectors; the spaces must be connected."""
+        """Return the possible parameter vectors. The spaces must be set before."""
 
     @abstractmethod
     def decider(self, parameters: np.ndarray) -> Decide:
@@ -63,26 +63,14 @@ class SearchedPolicy(Policy):
         Raises:
             ValueError: If the policy would have more than :data:`MAX_PARAMETERS` parameters.
         """
-        self._spaces = observation_space, action_space
-        size = self.num_parameters
+        self.spaces = observation_space, action_space
+        size = self.parameter_space().size
         if size > MAX_PARAMETERS:
-            self._spaces = None
             raise ValueError(
                 f"model.policy is a {type(self).__name__}, which has {size:,} parameters for observations "
                 f"{observation_space} and actions {action_space}; a search takes at most {MAX_PARAMETERS:,}. Wrap the "
                 "environment so that it observes a few numbers, or train an MLPPolicy."
             )
-
-    @property
-    @abstractmethod
-    def num_parameters(self) -> int:
-        """Number of parameters; the spaces must be connected."""
-
-    @property
-    def spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Observation space and action space of one environment."""
-        assert self._spaces is not None, "connect_spaces() comes first"
-        return self._spaces
 
     def configure(self) -> None:
         """Initialize the parameters with the legal values nearest to zero, unless they are initialized already."""
@@ -177,15 +165,13 @@ class LinearPolicy(SearchedPolicy):
     ) -> None:
         check_arguments(LinearPolicy.__init__, locals(), "policy")
         super().__init__()
-        if not low < high:
-            raise ValueError(f"policy.low is {low:g} and policy.high is {high:g}; low must be below high.")
-        for name, value in {"low": low, "high": high}.items():
-            if not math.isfinite(value):
-                raise ValueError(f"policy.{name} is {value:g}; it must be finite.")
-            if decimals is not None and round(value, decimals) != value:
-                raise ValueError(
-                    f"policy.{name} is {value:g}; it must have at most policy.decimals {decimals} decimals."
-                )
+        ends = np.array([low, high])
+        rounded = ends if decimals is None else ends.round(decimals)
+        if not low < high or not np.isfinite(ends).all() or (rounded != ends).any():
+            raise ValueError(
+                f"policy.low is {low:g} and policy.high is {high:g}; both must be finite with at most policy.decimals "
+                f"{decimals} decimals, and low must be below high."
+            )
         self.bias, self.low, self.high, self.decimals, self.scale = bias, low, high, decimals, scale
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -195,36 +181,26 @@ class LinearPolicy(SearchedPolicy):
             ValueError: If observations are not a Box, if actions are neither Discrete nor a Box, or if there are too
                 many weights.
         """
-        if not isinstance(observation_space, spaces.Box):
+        if not isinstance(observation_space, spaces.Box) or not isinstance(action_space, (spaces.Discrete, spaces.Box)):
             raise ValueError(
-                f"model.policy is a LinearPolicy, but observations are {observation_space}; they must be a Box (a "
-                "TabularPolicy reads Discrete ones)."
-            )
-        if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
-            raise ValueError(
-                f"model.policy is a LinearPolicy, but actions are {action_space}; they must be Discrete or a Box."
+                f"model.policy is a LinearPolicy, but observations are {observation_space} and actions are "
+                f"{action_space}; it needs a Box of observations (a TabularPolicy reads Discrete ones), and actions "
+                "that are Discrete or a Box."
             )
         self._connect(observation_space, action_space)
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of weights and biases."""
-        inputs, outputs = self.shape
-        return (inputs + self.bias) * outputs
 
     @property
     def shape(self) -> tuple[int, int]:
         """Number of inputs and of outputs."""
         observed, acted = self.spaces
-        return int(np.prod(observed.shape or ())), int(
-            acted.n if isinstance(acted, spaces.Discrete) else np.prod(acted.shape or ())
-        )
+        outputs = acted.n if isinstance(acted, spaces.Discrete) else np.prod(acted.shape)
+        return int(np.prod(observed.shape)), int(outputs)
 
     def parameter_space(self) -> ParameterSpace:
         """Return the range of the weights and biases."""
-        return ParameterSpace(
-            size=self.num_parameters, low=self.low, high=self.high, decimals=self.decimals, scale=self.scale
-        )
+        inputs, outputs = self.shape
+        size = (inputs + self.bias) * outputs
+        return ParameterSpace(size=size, low=self.low, high=self.high, decimals=self.decimals, scale=self.scale)
 
     def decider(self, parameters: np.ndarray) -> Decide:
         """Return the function from observations ``(row, ...)`` to actions."""
@@ -240,7 +216,6 @@ class LinearPolicy(SearchedPolicy):
         if isinstance(acted, spaces.Discrete):
             start = int(acted.start)
             return lambda observations: scores(observations).argmax(1) + start
-        assert isinstance(acted, spaces.Box)
         low, high, shape, dtype = acted.low.ravel(), acted.high.ravel(), acted.shape, acted.dtype
         return lambda observations: (
             np.minimum(np.maximum(scores(observations), low), high).astype(dtype).reshape(-1, *shape)
@@ -258,30 +233,20 @@ class TabularPolicy(SearchedPolicy):
         Raises:
             ValueError: If observations or actions are not Discrete, or there are too many states.
         """
-        for name, space in {"observations": observation_space, "actions": action_space}.items():
-            if not isinstance(space, spaces.Discrete):
-                raise ValueError(f"model.policy is a TabularPolicy, but {name} are {space}; they must be Discrete.")
+        if not (isinstance(observation_space, spaces.Discrete) and isinstance(action_space, spaces.Discrete)):
+            raise ValueError(
+                f"model.policy is a TabularPolicy, but observations are {observation_space} and actions are "
+                f"{action_space}; both must be Discrete."
+            )
         self._connect(observation_space, action_space)
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of states."""
-        return int(self._discrete[0].n)
-
-    @property
-    def _discrete(self) -> tuple[spaces.Discrete, spaces.Discrete]:
-        observed, acted = self.spaces
-        assert isinstance(observed, spaces.Discrete)
-        assert isinstance(acted, spaces.Discrete)
-        return observed, acted
 
     def parameter_space(self) -> ParameterSpace:
         """Return the possible actions of each entry of the table."""
-        _, acted = self._discrete
+        observed, acted = self.spaces
         first = int(acted.start)
-        return ParameterSpace(size=self.num_parameters, actions=tuple(range(first, first + int(acted.n))))
+        return ParameterSpace(size=int(observed.n), actions=tuple(range(first, first + int(acted.n))))
 
     def decider(self, parameters: np.ndarray) -> Decide:
         """Return the function from states ``(row,)`` to actions ``(row,)``."""
-        table, start = np.asarray(parameters).astype(np.int64), int(self._discrete[0].start)
+        table, start = np.asarray(parameters).astype(np.int64), int(self.spaces[0].start)
         return lambda observations: table[observations - start]

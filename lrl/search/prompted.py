@@ -7,7 +7,7 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal, final
 
 import numpy as np
@@ -21,7 +21,6 @@ from lrl.search.prompts import (
     HistoryConfig,
     ProposalError,
     SearchPrompt,
-    TaskText,
     integer_space,
     read_integers,
     render_reply,
@@ -30,7 +29,7 @@ from lrl.search.prompts import (
 from lrl.search.searchers import ParameterSpace, Searcher, Trial
 from lrl.types import SamplingConfig
 
-_METRICS: tuple[str, ...] = (
+_METRICS = (
     *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed", "shown"),
 )
 _TRAJECTORY_STEPS = 100
@@ -65,7 +64,6 @@ class PromptedSearcher(Searcher):
         max_tries: maximum number of replies for one proposal.
         on_failure: what happens after ``max_tries`` unusable replies: ``stop`` raises an error, ``random`` proposes a
             random policy.
-        allow_repeats: whether the model may propose parameters that were tried before.
     """
 
     def __init__(
@@ -76,29 +74,28 @@ class PromptedSearcher(Searcher):
         sampling: SamplingConfig = SamplingConfig(max_new_tokens=1024),
         max_tries: PositiveInt = 10,
         on_failure: Literal["stop", "random"] = "stop",
-        allow_repeats: bool = False,
     ) -> None:
         check_arguments(PromptedSearcher.__init__, locals(), "searcher")
         self.chat_model, self.prompt, self.history, self.sampling = chat_model, prompt, history, sampling
-        self.max_tries, self.on_failure, self.allow_repeats = int(max_tries), on_failure, allow_repeats
-        prompt.check_style(history.style)
+        self.max_tries, self.on_failure = int(max_tries), on_failure
+        if history.style == "integers" and prompt != SearchPrompt():
+            raise ValueError(
+                f"searcher.prompt is {prompt}, but history.style is integers, whose prompts contain the history only; "
+                "leave searcher.prompt out."
+            )
+        self.needs_trajectory = history.trajectories > 0
         self.entries: list[Entry] = []
         """All policies so far, the oldest first."""
         self.asked = 0
         """Number of proposals so far, which determines the seeds of requests."""
-        self._task, self._warned, self._replies = TaskText(), False, list[dict[str, str]]()
-        self._metrics, self._usage = dict[str, float](), dict[str, float]()
+        self.replies, self.metrics, self.usage = list[dict[str, str]](), dict[str, float](), dict[str, float]()
+        self._task, self._warned = ("", ""), False
         self._most_characters: int | None = None
         """Maximum length of a prompt; None until the chat model has rejected a prompt as too long."""
 
-    @property
-    def needs_trajectory(self) -> bool:
-        """Return whether the prompt contains episodes."""
-        return self.history.trajectories > 0
-
     def describe(self, environment: str, policy: str) -> None:
         """Set the descriptions of the environment and the policy, which the prompt of ProPS+ contains."""
-        self._task = TaskText(environment=environment, policy=policy)
+        self._task = (environment, policy)
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search with an empty history.
@@ -111,7 +108,7 @@ class PromptedSearcher(Searcher):
             integer_space(space)
         super().setup(space, seed, num_iterations)
         self.chat_model.connect()
-        self.entries, self.asked, self._usage, self._most_characters = [], 0, {}, None
+        self.entries, self.asked, self.usage, self._most_characters = [], 0, {}, None
         self._check_room()
 
     def _check_room(self) -> None:
@@ -133,31 +130,13 @@ class PromptedSearcher(Searcher):
             )
 
     def _no_room(self) -> ValueError:
-        if self.history.style == "integers":
-            return ValueError(
-                f"{self.chat_model.name} has no room for a prompt with one value of a parameter and a reply of "
-                f"sampling.max_new_tokens {self.sampling.max_new_tokens}; take a model that reads longer prompts."
-            )
+        integers = self.history.style == "integers"
+        shown = "one value of a parameter" if integers else f"one policy of {self.space.size} parameters"
+        others = "" if integers else ", a shorter history.style without trajectories, or a policy with fewer parameters"
         return ValueError(
-            f"{self.chat_model.name} has no room for a prompt with one policy of {self.space.size} parameters and a "
-            f"reply of sampling.max_new_tokens {self.sampling.max_new_tokens}; take a policy with fewer parameters, a "
-            "shorter history.style without trajectories, or a model that reads longer prompts."
+            f"{self.chat_model.name} has no room for a prompt with {shown} and a reply of sampling.max_new_tokens "
+            f"{self.sampling.max_new_tokens}; take a model that reads longer prompts{others}."
         )
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Return tokens, requests, cost, retries and duplicates of the last proposal, and the cost of all proposals."""
-        return self._metrics
-
-    @property
-    def usage(self) -> Mapping[str, float]:
-        """Return the counts of the chat model's report in this search, including those before a resume."""
-        return self._usage
-
-    @property
-    def replies(self) -> list[dict[str, str]]:
-        """Return the replies for the last proposal, with the reason why each was rejected, empty if it was not."""
-        return self._replies
 
     def ask(self) -> np.ndarray:
         """Return the proposal of the model, rounded to the decimals of the space.
@@ -165,7 +144,7 @@ class PromptedSearcher(Searcher):
         Raises:
             ValueError: If no reply was usable, or the model cannot be reached.
         """
-        self._metrics, self._replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
+        self.metrics, self.replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
         sent: list[list[list[Message]]] = []
         for attempt in range(self.max_tries):
             conversations, texts, cut = self._request_that_fits(attempt, complaint, sent)
@@ -175,10 +154,10 @@ class PromptedSearcher(Searcher):
                 proposal = self._accept(texts, cut)
             except ProposalError as error:
                 complaint = str(error)
-                self._replies.append({"reply": text, "rejected": complaint})
-                self._metrics["retries"] += 1
+                self.replies.append({"reply": text, "rejected": complaint})
+                self.metrics["retries"] += 1
             else:
-                self._replies.append({"reply": text, "rejected": ""})
+                self.replies.append({"reply": text, "rejected": ""})
                 self.asked += 1
                 return proposal
         return self._give_up(complaint)
@@ -196,7 +175,7 @@ class PromptedSearcher(Searcher):
             try:
                 return conversations, *self._request(attempt, conversations, again=conversations in sent)
             except ConversationTooLongError:
-                if self._metrics["shown"] <= 1:
+                if self.metrics["shown"] <= 1:
                     raise
                 self._most_characters = int(_SHORTER * max(map(_characters, conversations)))
 
@@ -222,7 +201,7 @@ class PromptedSearcher(Searcher):
             )
             left_out = "worst" if self.history.order == "value" else "oldest"
             logging.getLogger("lrl").warning(sentence, self.chat_model.name, shown, most, left_out)
-        self._metrics["shown"] = shown
+        self.metrics["shown"] = shown
         return conversations
 
     def _fit(self, conversations: Sequence[list[Message]]) -> bool:
@@ -251,7 +230,6 @@ class PromptedSearcher(Searcher):
             iteration=self.asked + 1,
             total=self.num_iterations,
             complaint=complaint,
-            allow_repeats=self.allow_repeats,
         )
 
     def _request(self, attempt: int, conversations: list[list[Message]], again: bool) -> tuple[list[str], bool]:
@@ -280,17 +258,17 @@ class PromptedSearcher(Searcher):
         """Add the chat model's counts of a request to the metrics of the proposal and the usage of the search."""
         spent = {name: value - (before.get(name) or 0) for name, value in after.items() if value is not None}
         for name, value in spent.items():
-            self._usage[name] = self._usage.get(name, 0) + value
+            self.usage[name] = self.usage.get(name, 0) + value
             if name in _SPENT:
-                self._metrics[_SPENT[name]] = self._metrics.get(_SPENT[name], 0.0) + value
+                self.metrics[_SPENT[name]] = self.metrics.get(_SPENT[name], 0.0) + value
         if "cost" in spent:
-            self._metrics["total_cost"] = self._usage["cost"]
+            self.metrics["total_cost"] = self.usage["cost"]
 
     def _count(self, completion: Completion, characters: int) -> None:
-        self._metrics["prompt_tokens"] += completion.prompt_tokens
-        self._metrics["completion_tokens"] += completion.completion_tokens
-        self._metrics["cached"] += completion.cached
-        self._metrics["prompt_characters"] += characters
+        self.metrics["prompt_tokens"] += completion.prompt_tokens
+        self.metrics["completion_tokens"] += completion.completion_tokens
+        self.metrics["cached"] += completion.cached
+        self.metrics["prompt_characters"] += characters
 
     def _accept(self, texts: Sequence[str], cut: bool) -> np.ndarray:
         """Return the proposal of one reply, or of one reply per parameter.
@@ -304,9 +282,9 @@ class PromptedSearcher(Searcher):
             proposal = read_integers(texts, self.space)
         else:
             proposal = self.space.nearest(np.array(parse_parameters(texts[0], self.space, cut)))
-        before = None if self.allow_repeats else same_parameters(self.entries, proposal)
+        before = same_parameters(self.entries, proposal)
         if before is not None:
-            self._metrics["duplicates"] += 1
+            self.metrics["duplicates"] += 1
             raise ProposalError(f"These parameters were tried before, with f(params) {before.value:.2f}.")
         return proposal
 
@@ -317,7 +295,7 @@ class PromptedSearcher(Searcher):
                 f"{self.chat_model.name} gave no usable proposal {self.asked + 1} in searcher.max_tries "
                 f"{self.max_tries} replies; the last was rejected because: {complaint}"
             )
-        self._metrics["failed"] = 1.0
+        self.metrics["failed"] = 1.0
         rng = np.random.default_rng(int(seeds("failed proposal", self.seed, self.asked)))
         self.asked += 1
         return self.space.sample(rng)
@@ -329,15 +307,15 @@ class PromptedSearcher(Searcher):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, the number of proposals and their costs."""
-        entries = [entry.state() for entry in self.entries]
-        state = {"asked": self.asked, "entries": entries, "usage": dict(self._usage)}
+        entries = [asdict(entry) for entry in self.entries]
+        state = {"asked": self.asked, "entries": entries, "usage": dict(self.usage)}
         return state | {"most_characters": self._most_characters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the result of :meth:`state_dict`."""
         self.asked = int(state_dict["asked"])
         self.entries = [Entry.restored(entry) for entry in state_dict["entries"]]
-        self._usage, self._most_characters = dict(state_dict["usage"]), state_dict["most_characters"]
+        self.usage, self._most_characters = dict(state_dict["usage"]), state_dict["most_characters"]
 
 
 def _characters(conversation: Sequence[Message]) -> int:
@@ -370,7 +348,8 @@ _BARE_LINE = re.compile(
     re.IGNORECASE,
 )
 _LAST_NUMBER = re.compile(r"(?:(?<![\d.])|(?=[+-]))[+-]?+[\d.]++(?:[eE][+-]?+\d*+)?+$")
-_REASONING_TAG = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+_REASONING = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.IGNORECASE | re.DOTALL)
+_REASONING_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
 
 
 def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> list[float]:
@@ -393,9 +372,7 @@ def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> lis
     if cut:
         said = _LAST_NUMBER.sub("", said.rstrip())
     try:
-        values = _indexed(said, space.size)
-        if values is None:
-            values = _listed(said, space.size)
+        values = _indexed(said, space.size) or _listed(said, space.size)
         complaint = space.complaint(values)
     except ProposalError as error:
         complaint, values = str(error), []
@@ -406,15 +383,8 @@ def parse_parameters(text: str, space: ParameterSpace, cut: bool = False) -> lis
 
 def without_reasoning(text: str) -> str:
     """Remove reasoning in ``<think>`` tags; if the last tag is not closed, everything after it is removed."""
-    before, *tagged = _REASONING_TAG.split(text)
-    said, reasoning = [before], False
-    for slash, part in zip(tagged[::2], tagged[1::2], strict=True):
-        if slash and not reasoning:  # the prompt may have opened it
-            said = []
-        reasoning = not slash
-        if not reasoning:
-            said.append("\n" + part)
-    return "".join(said)
+    said = _REASONING.sub("\n", text)
+    return _REASONING_END.split(said)[-1]  # the prompt may have opened the reasoning
 
 
 def _indexed(text: str, size: int) -> list[float] | None:
@@ -463,14 +433,8 @@ def _listed(text: str, size: int) -> list[float]:
     Raises:
         ProposalError: If the reply contains no list, or several different lists.
     """
-    found: list[tuple[float, ...]] = []
-    for match in _BRACKETED.finditer(text):
-        if not match[1]:
-            found.append(_numbers(match[2]))
-    for line in text.splitlines():
-        match = _BARE_LINE.fullmatch(line)
-        if match:
-            found.append(_numbers(match[1]))
+    found = [_numbers(match[2]) for match in _BRACKETED.finditer(text) if not match[1]]
+    found += [_numbers(match[1]) for match in map(_BARE_LINE.fullmatch, text.splitlines()) if match]
     if not found:
         raise ProposalError("No parameters were found in the reply.")
     fitting = list(dict.fromkeys(values for values in found if len(values) == size))

@@ -122,23 +122,11 @@ _PATTERN_ENTRIES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskText:
-    """Descriptions of the environment and the policy of a search."""
-
-    environment: str = ""
-    """Observations, actions and rewards of the environment."""
-    policy: str = ""
-    """What the parameters do in the policy."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SearchPrompt:
     """Configuration of everything in a prompt besides the history."""
 
     describe_environment: bool = False
     """Whether the prompt describes the environment and the policy (ProPS+), or an unknown function (ProPS)."""
-    environment: str | None = None
-    """Description of the environment; None uses its known facts, or the description of its codec."""
     optimum: float | None = None
     """Highest possible mean return; None leaves it out, because a model could not know it."""
     step_size: PositiveFloat | None = 1.0
@@ -146,75 +134,49 @@ class SearchPrompt:
 
     def __post_init__(self) -> None:
         check_fields(self, "searcher.prompt")
-        if self.environment is not None and not self.describe_environment:
-            raise ValueError(
-                "searcher.prompt.environment is set, but describe_environment is false; set it to true, or leave the "
-                "description out."
-            )
-
-    def check_style(self, style: str) -> None:
-        """Check that the prompt of a style contains everything that is configured.
-
-        Raises:
-            ValueError: If ``style`` is integers, and a setting is not the default.
-        """
-        unset = SearchPrompt()
-        for name in ("describe_environment", "optimum", "step_size") if style == "integers" else ():
-            value = getattr(self, name)
-            if value != getattr(unset, name):
-                raise ValueError(
-                    f"searcher.prompt.{name} is {value}, but history.style is integers, which has no such sentence; "
-                    "leave it out."
-                )
 
     def render(
         self,
         *,
         space: ParameterSpace,
-        task: TaskText,
+        task: tuple[str, str],
         history: str,
         order: str = "time",
         style: str = "indexed",
         iteration: int = 1,
         total: int = 1,
         complaint: str = "",
-        allow_repeats: bool = False,
     ) -> list[Message]:
         """Return a conversation with one user message.
 
         Args:
             space: the vectors that may be proposed.
-            task: descriptions of the environment and the policy.
+            task: descriptions of the environment and of what the parameters do in the policy.
             history: the policies so far, as :meth:`HistoryConfig.render` writes them.
             order: order of the history, ``time`` or ``value``.
             style: style of the history and the reply, see :attr:`HistoryConfig.style`.
             iteration: number of this proposal, from 1.
             total: number of proposals of the search.
             complaint: reason why the previous reply was rejected, one sentence; empty in the first attempt.
-            allow_repeats: whether the reply may propose parameters that were tried before.
         """
         if style == "integers":
             return [{"role": "user", "content": integer_prompt(space, history, iteration, total)}]
-        task = task if self.environment is None else TaskText(environment=self.environment, policy=task.policy)
+        environment, policy = task
+        plain = _FUNCTION.format(size=space.size)
         ordered = "oldest first" if order == "time" else "worst first"
         parts = [
-            self._role(space, task),
+            _POLICY.format(environment=environment, policy=policy) if self.describe_environment else plain,
             _legal(space),
             _reply(space, style),
-            "\n".join(f"- {rule}" for rule in self._rules(space, allow_repeats)),
+            "\n".join(f"- {rule}" for rule in self._rules(space)),
             _HISTORY.format(order=ordered, history=history) if history else _NOTHING,
             _ROUND.format(iteration=iteration, total=total),
             _REJECTED.format(complaint=complaint) if complaint else "",
         ]
         return [{"role": "user", "content": "\n\n".join(filter(None, parts))}]
 
-    def _role(self, space: ParameterSpace, task: TaskText) -> str:
-        if self.describe_environment:
-            return _POLICY.format(environment=task.environment, policy=task.policy)
-        return _FUNCTION.format(size=space.size)
-
-    def _rules(self, space: ParameterSpace, allow_repeats: bool) -> list[str]:
-        rules = [] if allow_repeats else [_NO_REPEATS]
+    def _rules(self, space: ParameterSpace) -> list[str]:
+        rules = [_NO_REPEATS]
         if space.actions is not None:
             rules.append(_VALUES)
         elif self.step_size is not None:
@@ -271,20 +233,10 @@ class Entry:
         steps = tuple((seen, done, float(reward)) for seen, done, reward in trial.trajectory[:max_steps])
         return cls(tuple(trial.parameters.tolist()), trial.value, len(trial.returns), steps)
 
-    def state(self) -> dict[str, Any]:
-        """Return the entry as numbers, strings, lists and dicts, for a checkpoint."""
-        steps = [list(step) for step in self.trajectory]
-        return {
-            "parameters": list(self.parameters),
-            "value": self.value,
-            "episodes": self.episodes,
-            "trajectory": steps,
-        }
-
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Entry:
-        """Return an entry from its :meth:`state`."""
-        steps = tuple((str(seen), str(done), float(reward)) for seen, done, reward in state["trajectory"])
+        """Return an entry from its fields, in which tuples may have become lists."""
+        steps = tuple(map(tuple, state["trajectory"]))
         return cls(tuple(state["parameters"]), state["value"], state["episodes"], steps)
 
 
@@ -311,11 +263,10 @@ class HistoryConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "searcher.history")
-        if self.recent == 0 and self.top_k == 0:
-            raise ValueError("searcher.history.recent and top_k are 0; one of them must be positive, or recent null.")
-        if self.recent is None and self.top_k:
+        if (self.recent is None and self.top_k) or self.recent == self.top_k == 0:
             raise ValueError(
-                f"searcher.history.top_k is {self.top_k}, but recent is null, which shows all; set recent to a number."
+                f"searcher.history.recent is {'null' if self.recent is None else 0} and top_k is {self.top_k}; recent "
+                "must be a number where top_k is given, and one of them must be positive."
             )
         if self.trajectories and self.style == "integers":
             raise ValueError(
@@ -361,10 +312,8 @@ class HistoryConfig:
         for place, entry in enumerate(shown):
             lines.append(render_entry(entry, space, self.style))
             if entry.trajectory and place >= len(shown) - self.trajectories:
-                lines += [
-                    "State | Action | Reward",
-                    *(f"{seen} | {done} | {r:g}" for seen, done, r in entry.trajectory),
-                ]
+                lines.append("State | Action | Reward")
+                lines += [f"{seen} | {done} | {reward:g}" for seen, done, reward in entry.trajectory]
         return "\n".join(lines)
 
 
@@ -386,9 +335,9 @@ def render_reply(parameters: np.ndarray, space: ParameterSpace, style: str) -> s
     if style == "integers":
         return max(map(str, to_integers(parameters, space)), key=len)
     values = [render_value(value, space) for value in parameters.tolist()]
-    return (
-        " ".join(values) if style == "compact" else ", ".join(f"params[{i}]: {value}" for i, value in enumerate(values))
-    )
+    if style == "compact":
+        return " ".join(values)
+    return ", ".join(f"params[{index}]: {value}" for index, value in enumerate(values))
 
 
 def render_value(value: float, space: ParameterSpace) -> str:

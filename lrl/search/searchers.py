@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -92,25 +92,15 @@ class Searcher(ABC):
     Proposals depend on the seed and on the trials so far only, so that a restored searcher makes the same proposals.
     """
 
-    @property
-    def needs_trajectory(self) -> bool:
-        """Return whether the searcher reads :attr:`Trial.trajectory`."""
-        return False
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """Return the costs of the last :meth:`ask` by name, which are logged as ``search/<name>``."""
-        return {}
-
-    @property
-    def usage(self) -> Mapping[str, float]:
-        """Return the number of requests to a language model and their costs in the whole search, by name."""
-        return {}
-
-    @property
-    def replies(self) -> list[dict[str, str]]:
-        """Return the responses of a language model in the last :meth:`ask`."""
-        return []
+    needs_trajectory: bool = False
+    """Whether the searcher reads :attr:`Trial.trajectory`."""
+    metrics: dict[str, float] = {}
+    """Costs of the last :meth:`ask` by name, which are logged as ``search/<name>``."""
+    usage: dict[str, float] = {}
+    """Number of requests to a language model and their costs in the whole search, by name."""
+    replies: list[dict[str, str]] = []
+    """Replies of a language model in the last :meth:`ask`, with the reason why each was rejected, empty if it was
+    not."""
 
     def describe(self, environment: str, policy: str) -> None:  # noqa: B027 (most searchers do not read descriptions)
         """Set descriptions for prompts. This is called once, before :meth:`setup`.

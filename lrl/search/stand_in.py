@@ -9,10 +9,11 @@ from typing import final
 import numpy as np
 
 from lrl.chat.model import ChatModel, Completion, Message
-from lrl.ranges import ClosedUnitInterval, PositiveFloat, check_arguments
 from lrl.registry import register
 from lrl.types import SamplingConfig
 
+_SCALE, _SHARE = 1.0, 0.5
+"""Standard deviation of the change of a real parameter, and probability that a parameter is changed."""
 _NUMBER = r"-?(?:\d+\.?\d*|\.\d+)"
 _INDEXED = re.compile(rf"^(params\[0\]: .*); f\(params\): ({_NUMBER})", re.MULTILINE)
 _COMPACT = re.compile(rf"^((?:{_NUMBER} )+)= ({_NUMBER})", re.MULTILINE)
@@ -27,17 +28,9 @@ class HillClimbingChatModel(ChatModel):
     """Chat model that replies with the best parameters in the prompt, of which it changes some at random.
 
     Like a language model, it only reads the prompt. Its results say nothing about language models.
-
-    Args:
-        scale: standard deviation of the change of a real parameter.
-        share: probability that a parameter is changed.
     """
 
     name = "hill-climbing stand-in"
-
-    def __init__(self, scale: PositiveFloat = 1.0, share: ClosedUnitInterval = 0.5) -> None:
-        check_arguments(HillClimbingChatModel.__init__, locals(), "chat_model")
-        self.scale, self.share = scale, share
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -58,7 +51,7 @@ class HillClimbingChatModel(ChatModel):
             values = np.full(int(sized[1]), float(actions[1].split(",")[0]) if actions else 0.0)
         else:
             values = np.array(max(tried, key=lambda one: one[0])[1])
-        changed = rng.random(len(values)) < self.share
+        changed = rng.random(len(values)) < _SHARE
         changed[rng.integers(len(values))] = True
         if actions is not None:
             legal = np.array([int(action) for action in actions[1].split(",")])
@@ -66,7 +59,7 @@ class HillClimbingChatModel(ChatModel):
             texts = [str(int(value)) for value in values]
         else:
             assert limits is not None, "the prompt says what is legal"
-            values[changed] += rng.normal(0.0, self.scale, changed.sum())
+            values[changed] += rng.normal(0.0, _SCALE, changed.sum())
             texts = [f"{value:.1f}" for value in np.clip(values, float(limits[1]), float(limits[2]))]
         named = ", ".join(f"params[{index}]: {text}" for index, text in enumerate(texts))
         text = f"{named}\nI changed {changed.sum()} of the best parameters so far."

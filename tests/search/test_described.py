@@ -13,7 +13,7 @@ from lrl.search.experiments import make_policy
 from lrl.search.module import PromptedSearchModule
 from lrl.search.policies import LinearPolicy, TabularPolicy
 from lrl.search.prompted import PromptedSearcher
-from lrl.search.prompts import SearchPrompt, TaskText
+from lrl.search.prompts import SearchPrompt
 from lrl.search.stand_in import HillClimbingChatModel
 from lrl.search.tasks import TASKS
 
@@ -31,7 +31,7 @@ def test_only_prompts_of_props_plus_describe_reward_end_and_randomness_of_a_task
     world, words = task_in_words(policy, task.env_factory(), 1000)
     prompts = {}
     for plus in (False, True):
-        for text in (TaskText(environment=world, policy=words), TaskText()):
+        for text in ((world, words), ("", "")):
             prompt = SearchPrompt(describe_environment=plus)
             (message,) = prompt.render(space=policy.parameter_space(), task=text, history="H")
             prompts.setdefault(plus, []).append(message["content"])
@@ -106,4 +106,4 @@ def test_a_search_passes_its_descriptions_to_the_searcher(tmp_path):
     module = PromptedSearchModule(TabularPolicy(), searcher)
     fit(tmp_path, module=module, data=data)
     world, words = task_in_words(module.policy, data.env, data.max_steps)
-    assert searcher._task == TaskText(environment=world, policy=words) and "Moves slip" in world
+    assert searcher._task == (world, words) and "Moves slip" in world

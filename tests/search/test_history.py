@@ -1,5 +1,8 @@
 """Tests of the selection and the format of policies in prompts."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -62,18 +65,20 @@ def test_an_entry_is_restored_from_plain_values_and_holds_the_first_steps():
     trial = Trial(parameters=np.array([1.0, 2.0]), returns=np.array([1.0, 2.0]), env_steps=9, trajectory=trajectory)
     entry = Entry.of(trial, 3)
     assert (entry.value, entry.episodes, len(entry.trajectory)) == (1.5, 2, 3)
-    assert Entry.restored(entry.state()) == entry
+    assert Entry.restored(json.loads(json.dumps(asdict(entry)))) == entry
     assert same_parameters([entry], np.array([1.0, 2.0])) is entry
     assert same_parameters([entry], np.array([1.0, 2.1])) is None
 
 
 def test_a_history_that_shows_nothing_is_an_error():
-    with pytest.raises(ValueError, match="recent and top_k are 0; one of them must be positive"):
+    with pytest.raises(ValueError, match="recent is 0 and top_k is 0; .* one of them must be positive"):
         HistoryConfig(recent=0)
 
 
 def test_top_k_without_recent_is_an_error_because_all_policies_are_shown():
-    with pytest.raises(ValueError, match="top_k is 20, but recent is null, which shows all; set recent to a number."):
+    with pytest.raises(
+        ValueError, match="recent is null and top_k is 20; recent must be a number where top_k is given"
+    ):
         HistoryConfig(top_k=20)
 
 

@@ -9,11 +9,11 @@ from lrl.codecs.toy_text import CliffWalkingCodec
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.search.described import environment_in_words, policy_in_words
 from lrl.search.policies import LinearPolicy, TabularPolicy
-from lrl.search.prompts import SearchPrompt, TaskText
+from lrl.search.prompts import SearchPrompt
 from lrl.search.searchers import ParameterSpace
 
 REAL, TABLE = ParameterSpace(size=3), ParameterSpace(size=2, actions=(0, 1, 2))
-TASK = TaskText(environment="A pole stands on a cart.", policy="it is linear.")
+TASK = ("A pole stands on a cart.", "it is linear.")
 
 
 def text_of(prompt=None, space=REAL, **settings):
@@ -27,16 +27,13 @@ def test_prompts_contain_only_numbers_unless_the_environment_is_described():
     plain, plus = text_of(), text_of(SearchPrompt(describe_environment=True))
     assert "unknown function" in plain and "policy" not in plain and "pole" not in plain
     assert "A pole stands on a cart." in plus and "it is linear." in plus and "unknown function" not in plus
-    own = text_of(SearchPrompt(describe_environment=True, environment="Mind the cliff."))
-    assert "Mind the cliff." in own and "pole" not in own and "it is linear." in own
     shared = "params has 3 entries. Each is a number from -6 to 6, with one decimal."
     assert shared in plain and shared in plus
     assert plain.split("\n\n", 1)[1] in plus  # everything else is the same
 
 
-def test_prompts_forbid_repeats_unless_they_are_allowed():
+def test_prompts_forbid_repeats():
     assert "tried before must not be proposed again" in text_of()
-    assert "tried before" not in text_of(allow_repeats=True)
 
 
 def test_prompts_contain_the_actual_number_of_iterations_counted_from_one():
@@ -72,11 +69,6 @@ def test_prompts_say_if_the_history_is_empty():
     assert "Nothing was tried so far." in text_of(history="")
     assert "Tried so far, oldest first:\nH" in text_of()
     assert "Tried so far, worst first:\nH" in text_of(order="value")
-
-
-def test_a_description_that_would_not_be_shown_is_an_error():
-    with pytest.raises(ValueError, match="environment is set, but describe_environment is false"):
-        SearchPrompt(environment="Mind the cliff.")
 
 
 def codec_of(observed, acted, names=None):

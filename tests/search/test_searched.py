@@ -92,8 +92,8 @@ def test_parameters_that_do_not_fit_raise_one_sentence(values, said):
 @pytest.mark.parametrize(
     ("policy", "observed", "acted", "said"),
     [
-        (LinearPolicy, spaces.Discrete(4), spaces.Discrete(2), "observations are Discrete.4.; they must be a Box"),
-        (LinearPolicy, BOX, spaces.MultiBinary(2), "actions are MultiBinary.2.; they must be Discrete or a Box."),
+        (LinearPolicy, spaces.Discrete(4), spaces.Discrete(2), "observations are Discrete.4. and .* it needs a Box"),
+        (LinearPolicy, BOX, spaces.MultiBinary(2), "actions are MultiBinary.2.; .* Discrete or a Box."),
         (TabularPolicy, BOX, spaces.Discrete(2), "a TabularPolicy, but observations are Box"),
         (
             LinearPolicy,
@@ -102,7 +102,7 @@ def test_parameters_that_do_not_fit_raise_one_sentence(values, said):
             r"a LinearPolicy, which has 84,676 parameters for observations Box\(0, 255.* at most 10,000. Wrap the",
         ),
         (TabularPolicy, spaces.Discrete(10**6), spaces.Discrete(2), "a TabularPolicy, which has 1,000,000 parameters"),
-        (TabularPolicy, spaces.Discrete(2), BOX, "a TabularPolicy, but actions are Box"),
+        (TabularPolicy, spaces.Discrete(2), BOX, "a TabularPolicy, but .* actions are Box"),
     ],
 )
 def test_spaces_that_do_not_fit_raise_one_sentence(policy, observed, acted, said):
@@ -111,16 +111,16 @@ def test_spaces_that_do_not_fit_raise_one_sentence(policy, observed, acted, said
 
 
 def test_a_reversed_range_raises_one_sentence():
-    with pytest.raises(ValueError, match="policy.low is 2 and policy.high is 1; low must be below high."):
+    with pytest.raises(ValueError, match="policy.low is 2 and policy.high is 1; .*, and low must be below high."):
         LinearPolicy(low=2, high=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"low": -0.25, "high": 0.25}, "policy.low is -0.25; it must have at most policy.decimals 1 decimals."),
-        ({"high": 4.5, "decimals": 0}, "policy.high is 4.5; it must have at most policy.decimals 0 decimals."),
-        ({"low": -np.inf}, "policy.low is -inf; it must be finite."),
+        ({"low": -0.25, "high": 0.25}, "policy.low is -0.25 .* with at most policy.decimals 1 decimals"),
+        ({"high": 4.5, "decimals": 0}, "policy.high is 4.5; .* with at most policy.decimals 0 decimals"),
+        ({"low": -np.inf}, "policy.low is -inf .* must be finite"),
         ({"decimals": -1}, "policy.decimals is -1; it must be 0 or positive, or null."),
     ],
 )
