@@ -11,16 +11,7 @@ from typing import Any
 
 import yaml
 
-from lrl.cli.signatures import (
-    Argument,
-    SourceClass,
-    arguments,
-    classes_of,
-    find_class,
-    first_sentence,
-    lineage,
-    method_arguments,
-)
+from lrl.cli.signatures import Argument, SourceClass, arguments, find_class, first_sentence
 from lrl.files import resolve_config, shipped
 from lrl.registry import components
 
@@ -29,43 +20,31 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "beta": ("kl_coef", "coef"),
     "c1": ("vf_coef",),
     "c2": ("ent_coef",),
-    "cg_damping": ("damping",),
     "cg_max_steps": ("cg_iterations",),
     "clip_eps": ("clip_range",),
-    "cliprange": ("clip_range",),
     "delta": ("max_kl",),
-    "entropy_coef": ("ent_coef",),
     "epochs": ("max_epochs", "num_epochs"),
     "eps_clip": ("clip_range",),
     "epsilon": ("clip_range",),
     "lam": ("gae_lambda",),
     "learning_rate": ("lr",),
     "line_search_max_iter": ("max_backtracks",),
-    "lora_alpha": ("alpha",),
-    "lora_dropout": ("dropout",),
     "lora_r": ("r",),
     "max_completion_length": ("max_new_tokens",),
     "max_grad_norm": ("gradient_clip_val",),
     "max_length": ("max_prompt_tokens", "max_new_tokens"),
-    "max_tokens": ("max_new_tokens",),
     "model_name": ("name",),
     "model_name_or_path": ("name",),
-    "n_envs": ("num_envs",),
-    "n_epochs": ("num_epochs",),
-    "n_steps": ("num_steps",),
     "num_generations": ("group_size",),
     "num_train_epochs": ("max_epochs",),
-    "ppo_epochs": ("num_epochs",),
     "rank": ("r",),
     "seed": ("seed_everything",),
     "target_kl": ("max_kl",),
     "total_timesteps": ("max_env_steps",),
-    "value_coef": ("vf_coef",),
 }
-"""Names in other libraries and papers to the names here."""
+"""Names here by the names in other libraries and papers, as far as their spelling is not similar."""
 
 _TRAINER = "lightning.pytorch.Trainer"
-_ROOTS = {"model": "lrl.training.module.RunModule", "data": "lightning.pytorch.LightningDataModule"}
 _STOCK = ("callbacks", "loggers", "strategies", "profilers", "plugins")
 """Folders of Lightning whose classes have short names."""
 _TOP = {
@@ -80,8 +59,12 @@ _TOP = {
     "trainer": "arguments of the trainer as one mapping",
 }
 """The keys at the top of a configuration, and what they mean."""
-_NO_KEYS = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule"}
-"""Arguments of the methods of the trainer that are not keys of a configuration."""
+_OF_COMMAND = {
+    "validate": {"verbose": "whether the figures are printed"},
+    "test": {"verbose": "whether the figures are printed"},
+    "predict": {"return_predictions": "whether predictions are returned to a Python program"},
+}
+"""Further keys of single commands."""
 _OBJECT = ("class_path", "init_args", "dict_kwargs")
 """The keys of a mapping that describes an object."""
 _MANY = 20
@@ -102,7 +85,7 @@ def check_keys(words: Sequence[str]) -> None:
     """Check that the keys in the configurations and options of a command line exist.
 
     What cannot be decided without importing a class is left to the parser: classes that pass arguments on, values of a
-    wrong type, and files that cannot be read.
+    wrong type, and everything after a file that cannot be read.
 
     Args:
         words: the command and its options, such as ``["fit", "--config", "frozen_lake/grpo.yaml"]``.
@@ -110,16 +93,26 @@ def check_keys(words: Sequence[str]) -> None:
     Raises:
         ValueError: If a class does not have one of the keys.
     """
-    keys = _Keys({*_TOP, *(one.name for one in _of_command(words[0]))})
+    classes: dict[tuple[str, ...], str] = {}
+    top = {**_TOP, **_OF_COMMAND.get(words[0], {})}
+    trainer = {one.name: f"trainer.{one.name}" for one in _trainer_arguments()}
     for settings in _settings(words[1:]):
-        keys.check(settings)
+        if isinstance(settings, str):
+            return
+        for name, value in _unfolded(settings).items():
+            if name not in top:
+                near = nearest(name, names := {one: one for one in top} | trainer)
+                raise ValueError(f"{name} is not a key of a run{_hint(near and names[near], top)}")
+            if name == "trainer":
+                _check_arguments(classes, "Trainer", _trainer_arguments(), value, (name,))
+            elif name in ("model", "data"):
+                _check_object(classes, value, (name,))
 
 
-def _of_command(command: str) -> Sequence[Argument]:
-    """Return the arguments of the trainer's method that a command calls, as far as they are keys."""
+def _trainer_arguments() -> Sequence[Argument]:
+    """Return the arguments of the trainer."""
     trainer = find_class(_TRAINER)
-    known = method_arguments(trainer, command) if trainer else ()
-    return [one for one in known if one.name not in _NO_KEYS]
+    return (trainer and arguments(trainer)) or ()
 
 
 def _settings(words: Sequence[str]) -> Iterator[Any]:
@@ -137,7 +130,13 @@ def _settings(words: Sequence[str]) -> Iterator[Any]:
         if key in ("--config", "-c"):
             yield _value(resolve_config(value), is_config=True)
         elif key != "--print_config":
-            yield {key[2:]: _value(value)}
+            content = _value(value)
+            yield content if _is_file_name(content) else {key[2:]: content}
+
+
+def _is_file_name(value: Any) -> bool:
+    """Return whether a value is the name of a YAML file."""
+    return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
 def _value(text: str, is_config: bool = False) -> Any:
@@ -146,102 +145,68 @@ def _value(text: str, is_config: bool = False) -> Any:
     A pipe is not read, because the parser could not read it again.
     """
     try:
-        is_file = (is_config or text.endswith((".yaml", ".yml"))) and Path(text).is_file()
+        is_file = (is_config or _is_file_name(text)) and Path(text).is_file()
         return yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
     except (OSError, ValueError, yaml.YAMLError):
         return text
 
 
-class _Keys:
-    """Checks the settings of a run in their order, and records the class that each key currently has.
+_Classes = dict[tuple[str, ...], str]
+"""Name or import path of the class that each key currently has, without the parts ``init_args`` of the key."""
 
-    Args:
-        top: the keys at the top of a configuration.
-    """
 
-    def __init__(self, top: Iterable[str]) -> None:
-        self.top = top
-        self.classes: dict[tuple[str, ...], str] = {}
-        """Name or import path of the class of a key, without the parts ``init_args`` of the key."""
+def _check_arguments(
+    classes: _Classes, owner: str, known: Sequence[Argument], given: Any, key: tuple[str, ...]
+) -> None:
+    """Check the arguments that are given to a class or a group of settings."""
+    by_name = {one.name: one for one in known}
+    for name, value in _unfolded(given).items():
+        inner = (*key, name)
+        if name not in by_name:
+            near = nearest(name, names := _names(known))
+            raise ValueError(f"{'.'.join(inner)} is not an argument of {owner}{_hint(near and names[near], by_name)}")
+        one = by_name[name]
+        group = one.group
+        settings = arguments(group) if group else None
+        if group is not None:
+            if settings is not None and "class_path" not in _unfolded(value):
+                _check_arguments(classes, group.name, settings, value, inner)
+        elif not one.takes_any_keys:
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(value, list):
+                    classes.pop(_place(inner), None)  # each element is a separate object
+                _check_object(classes, part, inner)
 
-    def check(self, settings: Any) -> None:
-        """Raise for a key at any depth that a class does not have."""
-        self._forget(settings, ())
-        trainer = find_class(_TRAINER)
-        known = (trainer and arguments(trainer)) or []
-        for name, value in _unfolded(settings).items():
-            if name == "trainer" and known:
-                self._arguments("Trainer", known, value, (name,))
-            elif name in _ROOTS:
-                self._component(value, (name,))
-            elif name not in self.top:
-                near = nearest(
-                    name, names := {one: one for one in self.top} | {one.name: f"trainer.{one.name}" for one in known}
-                )
-                raise ValueError(f"{name} is not a key of a run{_hint(near and names[near], self.top)}")
 
-    def _arguments(self, owner: str, known: Sequence[Argument], given: Any, key: tuple[str, ...]) -> None:
-        """Check the arguments that are given to a class or a group of settings."""
-        self._forget(given, key)
-        by_name = {one.name: one for one in known}
-        for name, value in _unfolded(given).items():
-            if name not in by_name:
-                near = nearest(name, names := _names(known))
-                raise ValueError(
-                    f"{'.'.join((*key, name))} is not an argument of {owner}{_hint(near and names[near], by_name)}"
-                )
-            one = by_name[name]
-            self._value(one.module, one.annotation, value, (*key, name))
+def _check_object(classes: _Classes, value: Any, key: tuple[str, ...]) -> None:
+    """Check the arguments of an object that is described by the name of its class, or by that and ``init_args``."""
+    given, place = _unfolded(value), _place(key)
+    named = given.get("class_path", value)
+    if isinstance(named, str):
+        classes[place] = named
+    elif value is None:
+        classes.pop(place, None)
+    others = {name: part for name, part in given.items() if name not in _OBJECT}
+    if not others and not given.get("init_args"):
+        return
+    kind = _class_of(classes.get(place, ""))
+    known = arguments(kind) if kind is not None else None
+    for name in others if known is not None or place not in classes else ():
+        full = ".".join((*key, name))
+        near = difflib.get_close_matches(name, _OBJECT, n=1, cutoff=0.8)
+        if near and name not in {one.name for one in known or ()}:
+            raise ValueError(f"{full} is not a key of an object; did you mean {near[0]!r}?")
+        if known is not None and "class_path" in given:
+            raise ValueError(f"{full} is given next to class_path; it must be {'.'.join((*key, 'init_args', name))}.")
+    if kind is not None and known is not None:
+        _check_arguments(classes, kind.name, known, others, key)
+        _check_arguments(classes, kind.name, known, given.get("init_args"), (*key, "init_args"))
 
-    def _value(self, module: str, annotation: ast.expr | None, value: Any, key: tuple[str, ...]) -> None:
-        """Check the value of an argument if its type contains classes."""
-        classes = classes_of(module, annotation, elements=isinstance(value, list))
-        for part in (value if isinstance(value, list) else [value]) if classes else ():
-            if isinstance(value, list):
-                self.classes.pop(_place(key), None)  # each element is a separate object
-            group = classes[0] if len(classes) == 1 and classes[0].is_dataclass else None
-            known = arguments(group) if group else None
-            if group is None:
-                self._component(part, key)
-            elif known is not None and "class_path" not in _unfolded(part):
-                self._arguments(group.name, known, part, key)
 
-    def _component(self, value: Any, key: tuple[str, ...]) -> None:
-        """Check the arguments of an object that is described by the name of its class, or by that and ``init_args``."""
-        given = _unfolded(value)
-        named = given.get("class_path", value)
-        if isinstance(named, str):
-            self.classes[_place(key)] = named
-        elif value is None:
-            self.classes.pop(_place(key), None)
-        kind = self._class_of(key)
-        known = arguments(kind) if kind is not None else None
-        others = {name: part for name, part in given.items() if name not in _OBJECT}
-        for name in others if known is not None or _place(key) not in self.classes else ():
-            full = ".".join((*key, name))
-            near = difflib.get_close_matches(name, _OBJECT, n=1, cutoff=0.8)
-            if near and name not in {one.name for one in known or ()}:
-                raise ValueError(f"{full} is not a key of an object; did you mean {near[0]!r}?")
-            if known is not None and "class_path" in given:
-                raise ValueError(
-                    f"{full} is given next to class_path; it must be {'.'.join((*key, 'init_args', name))}."
-                )
-        if kind is None or known is None:
-            return
-        self._arguments(kind.name, known, others, key)
-        self._arguments(kind.name, known, given.get("init_args"), (*key, "init_args"))
-
-    def _forget(self, given: Any, key: tuple[str, ...]) -> None:
-        """Drop what is known of the classes below a key, if its value is a text that stands for an unread file."""
-        if isinstance(given, str):
-            place = _place(key)
-            self.classes = {one: name for one, name in self.classes.items() if one[: len(place)] != place}
-
-    def _class_of(self, key: tuple[str, ...]) -> SourceClass | None:
-        """Return the class that a key has now, or None if it is unknown."""
-        name = self.classes.get(_place(key), "")
-        paths = [components().get(name, name), *(f"lightning.pytorch.{folder}.{name}" for folder in _STOCK)]
-        return next((found for path in paths if name and (found := find_class(path))), None)
+def _class_of(name: str) -> SourceClass | None:
+    """Return the class that a short name or an import path stands for, or None if it is unknown."""
+    paths = [components().get(name, name), *(f"lightning.pytorch.{folder}.{name}" for folder in _STOCK)]
+    return next(filter(None, map(find_class, paths)), None) if name else None
 
 
 def _place(key: tuple[str, ...]) -> tuple[str, ...]:
@@ -295,44 +260,46 @@ def help_text(words: Sequence[str], purpose: str) -> str | None:
     for number, word in enumerate(words):
         key, _, name = word.partition("=")
         if key.startswith("--") and key.endswith(".help"):
-            name = name or " ".join(words[number + 1 : number + 2])
-            kind = find_class(components().get(name, name))
+            kind = _class_of(name or " ".join(words[number + 1 : number + 2]))
             return kind and _class_help(f"lrl {words[0]}", key[2:].removesuffix(".help"), kind)
     return None
 
 
 def _overview(command: str, purpose: str) -> str:
     """Return the classes, the keys of a run and the arguments of the trainer."""
-    parser = _HelpParser(f"lrl {command} --config FILE [--config OVERLAY] [--KEY VALUE ...]", purpose)
     kinds: dict[str, list[SourceClass]] = {}
     for path in components().values():
         if kind := find_class(path):
             kinds.setdefault(_family(kind), []).append(kind)
-    for family, key in (("LightningModule", "model"), ("LightningDataModule", "data")):
-        parser.section(f"classes of --{key}", {kind.name: kind.summary for kind in kinds.pop(family, ())})
-    more = {one.name: first_sentence(one.text) for one in _of_command(command)}
-    parser.section("keys of a run", {f"--{name} VALUE": text for name, text in (_TOP | more | _TOP).items()})
-    keys = {
+    sections = {
+        f"classes of --{key}": {kind.name: kind.summary for kind in kinds.pop(family, ())}
+        for family, key in (("LightningModule", "model"), ("LightningDataModule", "data"))
+    }
+    top = _TOP | _OF_COMMAND.get(command, {})
+    sections["keys of a run"] = {f"--{name} VALUE": text for name, text in top.items()}
+    sections["options of a class"] = {
         "--model.help CLASS": "list the arguments of a model, such as `--model.help PPOValueHeadModule`",
         "--data.help CLASS": "list those of a data module",
         "--KEY.help CLASS": "list those of any class below, such as `--model.init_args.policy.help TextPolicy`",
         "--KEY VALUE": "set any key of the configuration, such as `--model.init_args.optimizer.lr 1e-4`",
         "--print_config": "print the whole configuration and exit",
     }
-    parser.section("options of a class", keys)
-    names = {family: ", ".join(kind.name for kind in members) for family, members in kinds.items()}
-    parser.section("classes of arguments", names)
-    trainer = find_class(_TRAINER)
-    parser.section("trainer", _lines("trainer", (trainer and arguments(trainer)) or ()))
-    return parser.format_help()
+    sections["classes of arguments"] = {
+        family: ", ".join(kind.name for kind in members) for family, members in kinds.items()
+    }
+    sections["trainer"] = _lines("trainer", _trainer_arguments())
+    return _formatted(f"lrl {command} --config FILE [--config OVERLAY] [--KEY VALUE ...]", purpose, sections)
 
 
 def _family(kind: SourceClass) -> str:
     """Return the name of a component's base class: one of Lightning, or the most general one of its package."""
-    line = lineage(kind)
-    names = [one.name for one in line]
-    lightning = next((name for name in ("LightningModule", "LightningDataModule", "Callback") if name in names), None)
-    return lightning or [one.name for one in line if one.module.partition(".")[0] == kind.module.partition(".")[0]][-1]
+    package = kind.module.partition(".")[0]
+    while kind.name not in ("LightningModule", "LightningDataModule", "Callback"):
+        base = kind.base
+        if base is None or base.module.partition(".")[0] not in (package, "lightning"):
+            break
+        kind = base
+    return kind.name
 
 
 def _class_help(program: str, key: str, kind: SourceClass) -> str | None:
@@ -340,9 +307,9 @@ def _class_help(program: str, key: str, kind: SourceClass) -> str | None:
     known = arguments(kind)
     if known is None:
         return None
-    parser = _HelpParser(f"{program} ... --{key} {kind.name} [--{key}.init_args.KEY VALUE ...]", f"{kind.summary}.")
-    parser.section(f"arguments of {kind.module}.{kind.name}", _lines(f"{key}.init_args", known))
-    return parser.format_help()
+    usage = f"{program} ... --{key} {kind.name} [--{key}.init_args.KEY VALUE ...]"
+    sections = {f"arguments of {kind.module}.{kind.name}": _lines(f"{key}.init_args", known)}
+    return _formatted(usage, f"{kind.summary}.", sections)
 
 
 def _lines(key: str, known: Iterable[Argument], given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -369,21 +336,13 @@ def _lines(key: str, known: Iterable[Argument], given: Mapping[str, str] | None 
     return lines
 
 
-class _HelpParser(ArgumentParser):
-    """Prints sections of options that it does not parse.
-
-    Args:
-        usage: the command.
-        description: what it does.
-    """
-
-    def __init__(self, usage: str, description: str) -> None:
-        super().__init__(usage=usage, description=description, add_help=False)
-
-    def section(self, title: str, lines: Mapping[str, str]) -> None:
-        """Add a section of words, options with or without their values, and what each of them means."""
-        group = self.add_argument_group(title)
+def _formatted(usage: str, description: str, sections: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the help of a command, whose sections have words, or options with their values, and what each means."""
+    parser = ArgumentParser(usage=usage, description=description, add_help=False)
+    for title, lines in sections.items():
+        group = parser.add_argument_group(title)
         for line, text in lines.items():
             option, _, value = line.partition(" ")
             settings: dict[str, Any] = {"metavar": value} if option.startswith("-") else {}
             group.add_argument(option, help=text.replace("%", "%%"), **settings)
+    return parser.format_help()

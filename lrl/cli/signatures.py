@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.machinery import PathFinder
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 
 _PLAIN_BASES = {"ABC", "Generic", "Protocol", "object"}
-_PLAIN_DECORATORS = {"final", "register", "runtime_checkable"}
-_WRAPPERS = {"_defaults_from_env_vars", "override"}
+_PLAIN_DECORATORS = {"_defaults_from_env_vars", "dataclass", "final", "override", "register", "runtime_checkable"}
 """Decorators after which a class or constructor keeps the signature in its source."""
-_SEQUENCES = {"Iterable", "List", "Sequence", "list", "tuple"}
 _MAPPINGS = {"Any", "Dict", "Mapping", "dict", "object"}
 """Types of values that may be mappings with any keys."""
+_SEQUENCES = {"Iterable", "List", "Sequence", "list", "tuple"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,12 @@ class SourceClass:
         return first_sentence(ast.get_docstring(self.node) or "")
 
     @property
+    def base(self) -> SourceClass | None:
+        """The first base class that is found in source files."""
+        bases = (_resolve(self.module, base) for base in self.node.bases if _last_name(base) not in _PLAIN_BASES)
+        return next(filter(None, bases), None)
+
+    @property
     def is_dataclass(self) -> bool:
         """True if the class is decorated as a dataclass."""
         return "dataclass" in map(_last_name, self.node.decorator_list)
@@ -57,10 +60,24 @@ class Argument:
     """Description in the docstring."""
 
     @property
+    def takes_any_keys(self) -> bool:
+        """True if the value may be a mapping with any keys."""
+        return not _MAPPINGS.isdisjoint(map(_last_name, self._named))
+
+    @property
     def group(self) -> SourceClass | None:
-        """Return the dataclass of this argument's settings if the type is a dataclass, or a dataclass or None."""
-        classes = classes_of(self.module, self.annotation)
+        """The dataclass of this argument's settings if the type is a dataclass, or a dataclass or None."""
+        names = self._named
+        if not (_MAPPINGS | _SEQUENCES).isdisjoint(map(_last_name, names)):
+            return None
+        classes = [found for name in names if (found := _resolve(self.module, name))]
         return classes[0] if len(classes) == 1 and classes[0].is_dataclass else None
+
+    @property
+    def _named(self) -> list[ast.expr]:
+        """The names in the annotation."""
+        nodes = ast.walk(self.annotation) if self.annotation else ()
+        return [node for node in nodes if isinstance(node, (ast.Name, ast.Attribute))]
 
 
 def first_sentence(text: str) -> str:
@@ -70,6 +87,7 @@ def first_sentence(text: str) -> str:
     return re.sub(r":\w+:`(?:~[\w.]*\.)?([^`]+)`", r"\1", sentence).replace("``", "`")
 
 
+@cache
 def find_class(path: str) -> SourceClass | None:
     """Return the definition of a class, or None if it cannot be found in source files.
 
@@ -77,46 +95,43 @@ def find_class(path: str) -> SourceClass | None:
         path: import path; modules that import the class from another one are followed.
     """
     module, _, name = path.rpartition(".")
-    return _defined(module, name) if module else None
+    for node in _statements(module):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return SourceClass(module, node)
+    origin = _imported(module, name)
+    return find_class(origin) if origin else None
 
 
 def arguments(owner: SourceClass) -> Sequence[Argument] | None:
     """Return the arguments of a class's constructor, or None if source files do not determine them."""
     node = owner.node
-    decorators = {_last_name(one) for one in node.decorator_list} - _PLAIN_DECORATORS
     methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
-    if decorators - {"dataclass"} or "__new__" in methods or any(one.arg == "metaclass" for one in node.keywords):
+    if {*map(_last_name, node.decorator_list)} - _PLAIN_DECORATORS or "__new__" in methods or node.keywords:
         return None
-    init = methods.get("__init__")
-    if init is not None:
-        return _of_function(owner, init)
+    if "__init__" in methods:
+        return _of_constructor(owner, methods["__init__"])
     inherited: dict[str, Argument] = {}
     for base in node.bases:
         if _last_name(base) in _PLAIN_BASES:
             continue
         found = _resolve(owner.module, base)
         given = None if found is None else arguments(found)
-        if given is None or (given and inherited and not decorators):
+        if given is None or (given and inherited and not owner.is_dataclass):
             return None  # which of two constructors is called depends on the common base classes
         inherited = {one.name: one for one in given} | inherited
-    return [*(inherited | {one.name: one for one in _fields(owner)} if decorators else inherited).values()]
+    own = {one.name: one for one in _fields(owner)} if owner.is_dataclass else {}
+    return [*(inherited | own).values()]
 
 
-def method_arguments(owner: SourceClass, name: str) -> Sequence[Argument]:
-    """Return the arguments of a method that a class defines itself; empty if source files do not determine them."""
-    method = next((one for one in owner.node.body if isinstance(one, ast.FunctionDef) and one.name == name), None)
-    return (method and _of_function(owner, method)) or ()
-
-
-def _of_function(owner: SourceClass, function: ast.FunctionDef) -> Sequence[Argument] | None:
-    """Return the arguments of a method without ``self``.
+def _of_constructor(owner: SourceClass, function: ast.FunctionDef) -> Sequence[Argument] | None:
+    """Return the arguments of a constructor without ``self``.
 
     None if it takes ``*args`` or ``**kwargs``, or has a decorator that may change its signature.
     """
     given = function.args
-    if given.vararg or given.kwarg or {_last_name(one) for one in function.decorator_list} - _WRAPPERS:
+    if given.vararg or given.kwarg or {*map(_last_name, function.decorator_list)} - _PLAIN_DECORATORS:
         return None
-    texts = _descriptions(ast.get_docstring(owner.node)) | _descriptions(ast.get_docstring(function))
+    texts = _descriptions(owner.node) | _descriptions(function)
     positional = [*given.posonlyargs, *given.args]
     defaults = [*[None] * (len(positional) - len(given.defaults)), *given.defaults, *given.kw_defaults]
     return [
@@ -127,14 +142,14 @@ def _of_function(owner: SourceClass, function: ast.FunctionDef) -> Sequence[Argu
 
 def _fields(owner: SourceClass) -> Iterator[Argument]:
     """Yield the fields of a dataclass that its constructor takes, with the docstrings that follow them."""
-    texts, body = _descriptions(ast.get_docstring(owner.node)), owner.node.body
+    texts, body = _descriptions(owner.node), owner.node.body
     for field, below in zip(body, [*body[1:], None]):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
             continue
         name, default = field.target.id, field.value
         if isinstance(default, ast.Call) and _last_name(default.func) == "field":
             settings = {keyword.arg: keyword.value for keyword in default.keywords}
-            if isinstance(settings.get("init"), ast.Constant):
+            if "init" in settings:
                 continue
             default = settings.get("default") or settings.get("default_factory")
         text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
@@ -142,73 +157,20 @@ def _fields(owner: SourceClass) -> Iterator[Argument]:
             yield Argument(owner.module, name, field.annotation, default, texts.get(name) or str(text))
 
 
-def lineage(owner: SourceClass) -> list[SourceClass]:
-    """Return a class, its first base class, the first base class of that, and so on."""
-    base = next((one for one in owner.node.bases if _last_name(one) not in _PLAIN_BASES), None)
-    found = base and _resolve(owner.module, base)
-    return [owner, *(lineage(found) if found else [])]
-
-
-def classes_of(module: str, annotation: ast.expr | None, elements: bool = False) -> list[SourceClass]:
-    """Return the classes of a type or of the members of a union; none if a value may be any mapping.
-
-    Args:
-        module: module in which the names in the annotation are defined.
-        annotation: the type.
-        elements: return the classes of the elements of lists instead.
-    """
-    found: list[SourceClass] = []
-    for member in _members(annotation):
-        if _last_name(member) in _MAPPINGS:
-            return []
-        if isinstance(member, ast.Subscript) and _last_name(member.value) in _SEQUENCES:
-            found += classes_of(module, member.slice) if elements else []
-        elif not elements and (one := _resolve(module, member)):
-            found.append(one)
-    return found
-
-
-def _members(annotation: ast.expr | None) -> Iterator[ast.expr]:
-    """Yield the members of a union, or the type itself."""
-    if isinstance(annotation, ast.BinOp):
-        yield from _members(annotation.left)
-        yield from _members(annotation.right)
-    elif isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        yield from _members(ast.parse(annotation.value, mode="eval").body)
-    elif isinstance(annotation, ast.Subscript) and _last_name(annotation.value) in ("Optional", "Union", "Annotated"):
-        inner = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
-        for member in inner[:1] if _last_name(annotation.value) == "Annotated" else inner:
-            yield from _members(member)
-    elif annotation is not None:
-        yield annotation
-
-
 def _last_name(node: ast.expr) -> str:
     """Return the name of a decorator, a base class or a type, without its module and its arguments."""
     while isinstance(node, (ast.Call, ast.Subscript)):
         node = node.func if isinstance(node, ast.Call) else node.value
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return ast.unparse(node).rpartition(".")[2]
 
 
 def _resolve(module: str, node: ast.expr) -> SourceClass | None:
-    """Return the class that an expression such as ``L.Trainer`` names in a module."""
-    if isinstance(node, ast.Subscript):
-        node = node.value
-    if isinstance(node, ast.Attribute):
-        parts = ast.unparse(node).split(".")
-        origin = _imported(module, parts[0])
-        return find_class(".".join([origin, *parts[1:]])) if origin else None
-    return _defined(module, node.id) if isinstance(node, ast.Name) else None
-
-
-@cache
-def _defined(module: str, name: str) -> SourceClass | None:
-    """Return the class that has this name in a module, whether it is defined or imported there."""
-    for node in _statements(module):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return SourceClass(module, node)
-    origin = _imported(module, name)
-    return find_class(origin) if origin else None
+    """Return the class that an expression such as ``Trainer``, ``L.Trainer`` or ``Base[T]`` names in a module."""
+    first, *others = ast.unparse(node.value if isinstance(node, ast.Subscript) else node).split(".")
+    if not others:
+        return find_class(f"{module}.{first}")
+    origin = _imported(module, first)
+    return find_class(".".join((origin, *others))) if origin else None
 
 
 def _imported(module: str, name: str) -> str | None:
@@ -221,9 +183,8 @@ def _imported(module: str, name: str) -> str | None:
             continue
         if isinstance(node, ast.Import):
             return alias.name
-        package = module.split(".") if str(_file(module)).endswith("__init__.py") else module.split(".")[:-1]
-        start = package[: len(package) - node.level + 1] if node.level else []
-        return ".".join([*start, *([node.module] if node.module else []), alias.name])
+        package = module if str(_file(module)).endswith("__init__.py") else module.rpartition(".")[0]
+        return f"{resolve_name('.' * node.level + (node.module or ''), package)}.{alias.name}"
     return None
 
 
@@ -241,25 +202,24 @@ def _statements(module: str) -> Sequence[ast.stmt]:
 
 @cache
 def _file(module: str) -> Path | None:
-    """Return the source file of a module without importing the packages that contain it."""
+    """Return the source file of a module; only the package at its top is looked up by Python, and none is imported."""
     first, *others = module.split(".")
     try:
         spec = find_spec(first)
-    except ValueError:  # a module without a specification, such as __main__
+    except ValueError:  # an empty name, or a module without a specification, such as __main__
         return None
-    for number in range(len(others)):
-        if spec is None:
-            return None
-        name = ".".join((first, *others[: number + 1]))
-        spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
-    origin = spec.origin if spec is not None else None
-    return Path(origin) if origin and origin.endswith(".py") else None
+    if spec is None or not others:
+        return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    places = [Path(folder, *others) for folder in spec.submodule_search_locations or ()]
+    files = [file for place in places for file in (place / "__init__.py", place.with_name(f"{place.name}.py"))]
+    return next(filter(Path.is_file, files), None)
 
 
-def _descriptions(docstring: str | None) -> dict[str, str]:
+def _descriptions(node: ast.ClassDef | ast.FunctionDef) -> dict[str, str]:
     """Return the texts of the section ``Args:`` of a docstring by the names of the arguments."""
-    if not docstring or "Args:" not in docstring:
+    docstring = ast.get_docstring(node) or ""
+    if "Args:" not in docstring:
         return {}
     from docstring_parser.google import parse
 
-    return {one.arg_name: one.description or "" for one in parse(inspect.cleandoc(docstring)).params}
+    return {one.arg_name: one.description or "" for one in parse(docstring).params}

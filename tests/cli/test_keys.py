@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lrl.cli.keys import check_keys, help_text, nearest
-from lrl.cli.signatures import arguments, classes_of, find_class
+from lrl.cli.signatures import Argument, arguments, find_class
 from lrl.registry import components
 
 LAKE = ("--config", "configs/frozen_lake/grpo.yaml")
@@ -148,7 +148,6 @@ def test_a_misspelt_key_of_a_file_is_named_in_a_sentence(text, sentence, tmp_pat
         ["--trainer.profiler", "simple", "--trainer.plugins", "[{class_path: some.Plugin, init_args: {a: 1}}]"],
         ["--config", '{"model": {"class_path": "PPOValueHeadModule"}}', "--model.vf_coef", "1"],
         ["--trainer", "unreadable.yaml", "--trainer.callbacks.whatever", "1"],
-        ["--config", '{"trainer": "some.yaml"}', "--trainer.callbacks.whatever", "1"],
         ["--data.validation", "some.yaml", "--data.validation.env.whatever", "1"],
     ],
 )
@@ -235,21 +234,21 @@ def test_base_classes_are_found_through_relative_imports(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("annotation", "names"),
+    ("annotation", "name", "takes_any_keys"),
     [
-        ("B | None", ["B"]),
-        ("Optional[Union[B, int]]", ["B"]),
-        ("Annotated['B', 1]", ["B"]),
-        ("B | Mapping[str, B]", []),
-        ("B | Any", []),
-        ("list[B]", []),
+        ("B | None", "B", False),
+        ("Optional[Union[B, int]]", "B", False),
+        ("C", None, False),
+        ("B | Mapping[str, B]", None, True),
+        ("B | Any", None, True),
+        ("list[B]", None, False),
     ],
 )
-def test_the_classes_of_a_type_are_those_that_a_value_may_describe(annotation, names, tmp_path, monkeypatch):
-    (tmp_path / "module_of_b.py").write_text("class B:\n    pass\n")
+def test_a_group_of_settings_is_the_one_dataclass_of_a_type(annotation, name, takes_any_keys, tmp_path, monkeypatch):
+    (tmp_path / "module_of_b.py").write_text("@dataclass\nclass B:\n    pass\nclass C:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    found = classes_of("module_of_b", ast.parse(annotation, mode="eval").body)
-    assert [one.name for one in found] == names
+    found = Argument("module_of_b", "x", ast.parse(annotation, mode="eval").body, None, "")
+    assert (found.group and found.group.name) == name and found.takes_any_keys == takes_any_keys
 
 
 def test_help_shows_our_classes_before_the_arguments_of_the_trainer():
