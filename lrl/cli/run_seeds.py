@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lrl.cli.command import command
+from lrl.ranges import PositiveInt
 
 
-def run_seeds(*options: str, config: str, folder: Path, count: int = 10, jobs: int = 1) -> None:
+def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10, jobs: PositiveInt = 1) -> None:
     """Train on several seeds that follow a rule: the first 32 bits of the SHA-256 of "lrl-0", "lrl-1", ...
 
     lrl run_seeds --config configs/frozen_lake/grpo.yaml --count 40 --folder runs/headline/grpo --jobs 2
@@ -22,10 +29,54 @@ def run_seeds(*options: str, config: str, folder: Path, count: int = 10, jobs: i
         folder: where to write one run directory per seed.
         count: number of seeds.
         jobs: number of processes at a time, of one thread each.
-    """
-    from lrl.evaluation import statistics
 
-    statistics.run_seeds(config, count, folder, jobs, options)
+    Raises:
+        ValueError: If a run directory holds another or an unfinished experiment, or a run failed; the other runs are
+            finished first.
+    """
+    from lrl.evaluation.statistics import headline_seed
+
+    todo: list[list[str]] = []
+    for seed in map(headline_seed, range(count)):
+        run = folder / f"seed{seed}"
+        own = [option.replace("{seed}", str(seed)) for option in options]
+        words = ["fit", "--config", config, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
+        if not _is_finished(run, words):
+            todo.append(words)
+    with ThreadPoolExecutor(jobs) as pool:
+        errors = [error for error in pool.map(_fit, todo) if error]
+    if errors:
+        raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
+
+
+def _is_finished(run: Path, words: Sequence[str]) -> bool:
+    """Return whether the run directory holds the finished run of this command.
+
+    Raises:
+        ValueError: If the folder contains anything else.
+    """
+    if not run.exists():
+        return False
+    files = run / "command.txt", run / "run.log"
+    former, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files)
+    if former.strip().endswith(shlex.join(words)) and "finished after" in log:
+        return True
+    raise ValueError(
+        f"folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
+        "folder."
+    )
+
+
+def _fit(words: Sequence[str]) -> str:
+    """Train with one seed; return the last line of the error output if it failed, otherwise an empty string."""
+    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
+    environment["OMP_NUM_THREADS"] = "1"
+    result = subprocess.run(
+        [sys.executable, "-m", "lrl", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    if not result.returncode:
+        return ""
+    return (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
 
 
 main = command(run_seeds)

@@ -1,4 +1,4 @@
-"""Confidence intervals over episodes and seeds, computed by scipy, and training on several seeds.
+"""Confidence intervals over episodes and seeds, computed by scipy, and the rule that determines seeds.
 
 ``scipy.stats`` is imported inside functions because its import takes a second and training does not need it.
 """
@@ -9,14 +9,8 @@ import copy
 import hashlib
 import json
 import math
-import os
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -155,75 +149,6 @@ def _ratio(above: np.ndarray, below: np.ndarray, axis: int) -> np.ndarray:
 def headline_seed(index: int) -> int:
     """Return the seed with this index: the first 32 bits of the SHA-256 of ``lrl-<index>``, in [0, 2**32)."""
     return int.from_bytes(hashlib.sha256(f"lrl-{index}".encode()).digest()[:4], "big")
-
-
-def run_seeds(config: str, count: int, folder: Path, jobs: int = 1, options: Sequence[str] = ()) -> list[Path]:
-    """Train one experiment on the first ``count`` headline seeds, each in a process with one thread.
-
-    Finished runs of the experiment are skipped, so that an interrupted series can be continued.
-
-    Args:
-        config: configuration file of the experiment.
-        count: number of seeds, at least 1.
-        folder: folder of the run directories, ``seed<number>`` for each seed.
-        jobs: number of parallel processes, at least 1.
-        options: further options of ``lrl fit``, in which ``{seed}`` is replaced by the seed, for example to start each
-            run from the weights of an earlier run with the same seed.
-
-    Returns:
-        The run directories, ordered by the index of their seeds.
-
-    Raises:
-        ValueError: If ``count`` or ``jobs`` is below 1, a run directory holds another or an unfinished experiment, or a
-            run failed; the other runs are finished first.
-    """
-    for name, value in (("count", count), ("jobs", jobs)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be at least 1.")
-    seeds = [headline_seed(index) for index in range(count)]
-    runs = [folder / f"seed{seed}" for seed in seeds]
-    shared = [
-        ["fit", "--config", config, *(option.replace("{seed}", str(seed)) for option in options)] for seed in seeds
-    ]
-    arguments = [
-        [*command, "--seed_everything", str(seed), "--run_directory", str(run)]
-        for command, seed, run in zip(shared, seeds, runs, strict=True)
-    ]
-    todo = [command for command, run in zip(arguments, runs, strict=True) if not _is_finished(run, command)]
-    with ThreadPoolExecutor(jobs) as pool:
-        errors = [error for error in pool.map(_fit, todo) if error]
-    if errors:
-        raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
-    return runs
-
-
-def _is_finished(run: Path, arguments: Sequence[str]) -> bool:
-    """Return whether the run directory holds the finished run of this command.
-
-    Raises:
-        ValueError: If the folder contains anything else.
-    """
-    if not run.exists():
-        return False
-    files = {name: run / name for name in ("command.txt", "run.log")}
-    command, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files.values())
-    if command.strip().endswith(shlex.join(arguments)) and "finished after" in log:
-        return True
-    raise ValueError(
-        f"folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
-        "folder."
-    )
-
-
-def _fit(arguments: Sequence[str]) -> str:
-    """Train with one seed; return the last line of the error output if it failed, otherwise an empty string."""
-    command = [sys.executable, "-m", "lrl", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
-    environment["OMP_NUM_THREADS"] = "1"
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if not result.returncode:
-        return ""
-    return (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
 
 
 # Intervals over the seeds of one experiment.

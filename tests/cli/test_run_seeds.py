@@ -5,8 +5,9 @@ import subprocess
 
 import pytest
 
-from lrl.evaluation import statistics as seeds
-from lrl.evaluation.statistics import headline_seed, run_seeds
+import lrl.cli.run_seeds as seeds
+from lrl.cli.run_seeds import main, run_seeds
+from lrl.evaluation.statistics import headline_seed
 
 
 def test_headline_seeds_are_the_first_bits_of_a_hash():
@@ -36,7 +37,7 @@ def test_finished_runs_are_skipped_and_a_failure_is_reported(tmp_path, monkeypat
     monkeypatch.setattr(seeds.subprocess, "run", fit)
     finished(tmp_path, 0)
     with pytest.raises(ValueError, match=r"1 of 3 runs failed; the first error is: lrl: a sentence\."):
-        run_seeds("some.yaml", 3, tmp_path)
+        run_seeds(config="some.yaml", folder=tmp_path, count=3)
     assert started == [str(headline_seed(1)), str(headline_seed(2))]
 
 
@@ -46,7 +47,7 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
         seeds.subprocess, "run", lambda command, **_: started.append(command) or subprocess.CompletedProcess(command, 0)
     )
     options = ["--model.init_from", "runs/weak/seed{seed}", "--rewards", "[{}]"]
-    run_seeds("some.yaml", 2, tmp_path, options=options)
+    run_seeds(*options, config="some.yaml", folder=tmp_path, count=2)
     for index, command in enumerate(started):
         assert command[command.index("--model.init_from") + 1] == f"runs/weak/seed{headline_seed(index)}"
         assert command[command.index("--rewards") + 1] == "[{}]"
@@ -54,7 +55,7 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
         run.mkdir()
         (run / "command.txt").write_text(shlex.join(["lrl", *command[3:]]) + "\n")
         (run / "run.log").write_text("finished after 1.00 minutes")
-    run_seeds("some.yaml", 2, tmp_path, options=options)
+    run_seeds(*options, config="some.yaml", folder=tmp_path, count=2)
     assert len(started) == 2
 
 
@@ -62,11 +63,12 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
 def test_other_and_unfinished_runs_raise_and_are_not_removed(tmp_path, state):
     run = finished(tmp_path, 1, **state)
     with pytest.raises(ValueError, match="has not finished or has another command; remove it"):
-        run_seeds("some.yaml", 2, tmp_path)
+        run_seeds(config="some.yaml", folder=tmp_path, count=2)
     assert (run / "run.log").exists()
 
 
 @pytest.mark.parametrize("setting", ["count", "jobs"])
-def test_counts_below_one_raise(tmp_path, setting):
-    with pytest.raises(ValueError, match=f"{setting} is 0; it must be at least 1"):
-        run_seeds("some.yaml", **({"count": 1} | {setting: 0}), folder=tmp_path)
+def test_counts_below_one_raise(tmp_path, setting, capsys):
+    with pytest.raises(SystemExit):
+        main("lrl run_seeds", ["--config", "some.yaml", "--folder", str(tmp_path), f"--{setting}", "0"])
+    assert capsys.readouterr().err == f"lrl run_seeds: --{setting} is 0; it must be at least 1.\n"
