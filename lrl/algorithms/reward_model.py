@@ -97,7 +97,7 @@ class RewardModelModule(RunModule):
         self._evaluate(batch, "test", "test")
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], group: str, split: Split) -> None:
-        means = MetricMeans().to(self.device)
+        means = MetricMeans()
         for inputs, rewards in zip(*(tensor.split(_CHUNK) for tensor in batch), strict=True):
             scores, targets = self.model(inputs), self.model.rewards(rewards)
             means.record("loss", self.loss(scores, rewards))

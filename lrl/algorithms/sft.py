@@ -153,7 +153,7 @@ class SFTModule(GradientModule):
         return results
 
     def _validate_loss(self) -> None:
-        losses = MetricMeans().to(self.device)
+        losses = MetricMeans()
         with unsharded(self):  # because ranks may have different numbers of batches
             for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
                 batch = held_out.to(self.device)

@@ -1,4 +1,4 @@
-"""Means of what a collection records, one metric of torchmetrics; and what a run records."""
+"""Means and maxima of what a collection records, and what a run records."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 from network_runs import KEYS
 from network_runs import network as mlp
 from tiny_runs import batch_of, grpo, make_trainer, network, on_two_ranks, rollout_data, save_tiny_model
-from torchmetrics import Metric
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.envs.factory import GymnasiumEnvs
@@ -29,7 +28,6 @@ def settled(**recorded):
 
 
 def test_a_mean_is_over_all_values_of_a_name_whatever_their_shapes(means):
-    assert isinstance(means, Metric)
     means.record("train/loss", torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     means.record("train/entropy", torch.tensor(7))
     means.record("train/loss", torch.tensor([[True]]))  # twice before anything is counted
@@ -46,7 +44,7 @@ def test_a_maximum_is_the_largest_settled_value(means):
     means.settle()
     state = means.state()
     means.record_maximum("m", torch.tensor(9.0))
-    assert state["maxima"] == {"m": 4.0}
+    assert state == {"m": (4.0, 0)}
     means.load(state)
     assert means.flush() == {"m": 4.0} and means.flush() == {}
 
@@ -77,42 +75,18 @@ def test_the_state_of_metrics_is_restored_exactly_from_a_checkpoint(tmp_path):
     assert again.flush() == means.flush() != {}
 
 
-def test_the_states_of_metrics_are_not_saved_with_the_module():
-    class Module(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.means = settled(a=[1.0])
-
-    module = Module()
-    module.means.state()
-    assert not module.state_dict()
-    moved = module.to(torch.device("meta")).means
-    assert moved.totals.device == moved.counts.device == moved.device == torch.device("meta")
-
-
-@pytest.mark.parametrize("convert", [torch.nn.Module.half, lambda module: module.to(torch.bfloat16)])
-def test_sums_stay_in_double_precision_when_weights_are_converted(convert):
-    means = settled(a=[1.0, 1e-9])
-    means.state()
-    convert(torch.nn.ModuleList([means]))
-    means.record("b", torch.tensor(0.1))
-    assert means.flush() == {"a": (1 + 1e-9) / 2, "b": pytest.approx(0.1)}
-
-
-def test_ranks_that_recorded_different_names_or_nothing_are_reduced_together(monkeypatch):
+def test_ranks_that_recorded_different_names_or_nothing_are_reduced_together():
     ranks = [settled(b=[1.0, 2.0], a=[5.0]), settled(c=[10.0], b=[6.0]), MetricMeans()]
-    names = [(["b", "a"], {"m": 1.0}), (["c", "b"], {"m": 3.0, "n": -1.0}), ([], {})]
+    ranks[0].record_maximum("m", torch.tensor(1.0))
+    ranks[1].record_maximum("m", torch.tensor(3.0))
+    ranks[1].record_maximum("n", torch.tensor(-1.0))
     for rank in ranks:
-        rank.state()  # adds what was settled
-    monkeypatch.setattr("lrl.training.metrics.all_gather_objects", lambda own: names)
-    for rank in ranks:
-        rank._arrange(["a", "b", "c"])
-    states = {name: [getattr(rank, name).clone() for rank in ranks] for name in ("totals", "counts")}
-    for rank in ranks:
-        gathered = iter(states.values())  # in the order of the states
-        rank.distributed_available_fn = lambda: True
-        rank.dist_sync_fn = lambda tensor, group=None, gathered=gathered: next(gathered)
-        assert rank.flush() == {"a": 5.0, "b": 3.0, "c": 10.0, "m": 3.0, "n": -1.0}
+        rank.settle()
+    states = [rank.state() for rank in ranks]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lrl.training.metrics.all_gather_objects", lambda own: states)
+        for rank in ranks:
+            assert rank.flush() == {"a": 5.0, "b": 3.0, "c": 10.0, "m": 3.0, "n": -1.0}
 
 
 def test_recording_in_inference_mode_does_not_stop_recording_outside(means):
@@ -199,11 +173,9 @@ def test_target_kl_is_compared_with_the_mean_over_the_tokens_of_all_ranks(target
         return modules[rank].skip_updates
 
     assert on_two_ranks(step) == [stops, stops]
-    states = [module._means for module in modules]
-    for means in states:
-        means.settle()
-        means.state()
-    counts = [dict(zip(means._rows, means.counts.tolist(), strict=True)) for means in states]
+    for module in modules:
+        module._means.settle()
+    counts = [{name: count for name, (_, count) in module._means.state().items()} for module in modules]
     assert counts[0]["train/approx_kl"] == 3 and "train/approx_kl" not in counts[1]
     assert counts[0]["train/loss"] == counts[1]["train/loss"] == 1
 
