@@ -1,12 +1,14 @@
 """The names of the Python interface and their modules, for type checkers and for the lazy imports of ``lrl``."""
 
+from lrl.algorithms.grpo import GroupCreditConfig as GroupCreditConfig
 from lrl.algorithms.grpo import GRPOModule as GRPOModule
+from lrl.algorithms.grpo import KLConfig as KLConfig
+from lrl.algorithms.ppo import AdaptiveKLConfig as AdaptiveKLConfig
 from lrl.algorithms.ppo import CriticConfig as CriticConfig
 from lrl.algorithms.ppo import PPOValueHeadModule as PPOValueHeadModule
 from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule as REINFORCEPlusPlusModule
 from lrl.algorithms.reward_model import RewardModelModule as RewardModelModule
 from lrl.algorithms.sft import SFTModule as SFTModule
-from lrl.algorithms.trpo import LineSearchConfig as LineSearchConfig
 from lrl.algorithms.trpo import NaturalGradientConfig as NaturalGradientConfig
 from lrl.algorithms.trpo import TRPOModule as TRPOModule
 from lrl.api import evaluate as evaluate
@@ -23,6 +25,7 @@ from lrl.envs.factory import EnvFactory as EnvFactory
 from lrl.envs.factory import GymnasiumEnvs as GymnasiumEnvs
 from lrl.envs.frozen_lake import ExpertQRows as ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs as PromptEnvs
+from lrl.functional.advantages import CreditConfig as CreditConfig
 from lrl.lm.config import LanguageModelConfig as LanguageModelConfig
 from lrl.lm.config import LoRAConfig as LoRAConfig
 from lrl.lm.heads import ValueHeadConfig as ValueHeadConfig
@@ -39,10 +42,6 @@ from lrl.prompts import PromptTemplate as PromptTemplate
 from lrl.rewards.expert_q import QGapReward as QGapReward
 from lrl.rewards.reward import Reward as Reward
 from lrl.training.checkpoint import CollectionCheckpoint as CollectionCheckpoint
-from lrl.training.credit import AdaptiveKLConfig as AdaptiveKLConfig
-from lrl.training.credit import CreditConfig as CreditConfig
-from lrl.training.credit import GroupCreditConfig as GroupCreditConfig
-from lrl.training.credit import KLConfig as KLConfig
 from lrl.training.gradient_module import GradientModule as GradientModule
 from lrl.training.optimizer import OptimizerConfig as OptimizerConfig
 from lrl.training.progress import ConsoleProgress as ConsoleProgress

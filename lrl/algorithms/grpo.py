@@ -12,13 +12,13 @@ Departures from the paper:
 
 1. An episode may have many turns; every turn has the advantage of its episode's undiscounted return.
 2. ``advantage_scale: none | batch_std`` omits the division by the group's standard deviation, which gives easy and hard
-   states the same weight (Dr. GRPO, arXiv:2503.20783). With ``none``, ``leave_one_out`` gives RLOO (arXiv:2402.14740).
+   states the same weight (Dr. GRPO, arXiv:2503.20783). Up to the constant factor ``G / (G - 1)``, the advantages with
+   ``none`` are those of RLOO (arXiv:2402.14740).
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
 4. An entropy bonus, exact over the vocabulary. If all episodes of a group take the same wrong action, their advantages
    are 0. Only the entropy bonus and the KL term, which do not depend on advantages, can then make other actions
    probable again.
-5. The KL term is estimated by k3 at the sampled tokens, as in the paper; k1 and k2 are available.
-6. ``credit`` can assign different advantages to the turns of an episode without a critic. ``turn`` compares the return
+5. ``credit`` can assign different advantages to the turns of an episode without a critic. ``turn`` compares the return
    from turn t on with those of the group's other episodes. For turns of a group with the same observation, ``step``
    adds a comparison between these turns (GiGPO, arXiv:2505.10978), and ``grouped_gae`` uses their mean return as the
    value of the state (GAGPO, arXiv:2605.13217).
@@ -26,20 +26,91 @@ Departures from the paper:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from lrl.functional.advantages import group_advantages
+from lrl.functional.advantages import Reduce, check_episodes
+from lrl.functional.groups import (
+    GroupedTurns,
+    group_advantages,
+    grouped_gae,
+    shared_states,
+    step_advantages,
+    turn_numbers,
+)
 from lrl.functional.losses import clipped_surrogate, kl_estimate, ratio_metrics
 from lrl.policies.policy import Policy
-from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
+from lrl.ranges import ClosedUnitInterval, NonNegativeFloat, PositiveFloat, check_arguments, check_fields
 from lrl.registry import register
-from lrl.training.credit import GroupCreditConfig, KLConfig, check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
+
+_READ = {"episode": (), "turn": ("gamma",), "step": ("gamma",), "grouped_gae": ("gamma", "gae_lambda")}
+"""The settings that each kind of credit uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCreditConfig:
+    """Estimator of the advantages of turns, by comparison with the other episodes of a group."""
+
+    kind: Literal["episode", "turn", "step", "grouped_gae"] = "episode"
+    """``episode``: all turns have the advantage of their episode; ``turn``: the return from a turn on is compared with
+    those of the group's turns with the same index; ``step``: the advantage of the episode, plus a comparison with the
+    group's turns that have the same observation (GiGPO); ``grouped_gae``: GAE with the mean return of these turns as
+    the value of the state (GAGPO). See :mod:`lrl.functional.groups`."""
+    gamma: ClosedUnitInterval = 0.95
+    """Discount per turn of the returns from a turn on; returns of whole episodes are not discounted."""
+    gae_lambda: ClosedUnitInterval = 0.95
+    """GAE coefficient per turn, for ``grouped_gae``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.credit")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "kind" and field.name not in _READ[self.kind] and value != field.default:
+                raise ValueError(
+                    f"model.credit.{field.name} is {value}; it must be left out, {self.kind} credit does not read it."
+                )
+
+    def estimate(
+        self, rollout: Rollout, episode_advantages: Tensor, scale: str, reduce: Reduce | None = None
+    ) -> Tensor:
+        """Return the advantages of a rollout's turns, ``(time, env)``, 0 where inactive.
+
+        Args:
+            rollout: one whole episode per environment, with ``state`` if turns with equal observations are compared.
+            episode_advantages: advantages of the episodes over their groups, ``(env,)``.
+            scale: divisor of centred returns, see :func:`~lrl.functional.groups.group_advantages`.
+            reduce: sums a tensor over ranks that each hold whole groups; None for one rank.
+        """
+        if self.kind == "episode":
+            return episode_advantages * rollout.active
+        turns = _grouped(rollout, turn_numbers(rollout.active) if self.kind == "turn" else rollout.state)
+        if self.kind == "grouped_gae":
+            discounts = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
+            return grouped_gae(turns, rollout.terminated, **discounts, scale=scale, reduce=reduce)
+        steps = step_advantages(turns, gamma=self.gamma, scale=scale, reduce=reduce)
+        return steps if self.kind == "turn" else episode_advantages * rollout.active + steps
+
+
+def _grouped(rollout: Rollout, state: Tensor | None) -> GroupedTurns:
+    assert state is not None
+    return GroupedTurns(rollout.rewards, state, rollout.group, rollout.active)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig:
+    """KL term of GRPO to the policy at the start of the run."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight; 0 keeps no reference policy."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.kl")
 
 
 @register
@@ -55,7 +126,6 @@ class GRPOModule(GradientModule):
         ent_coef: weight of the entropy bonus, in nats per token.
         credit: how advantages are assigned to the turns of an episode.
         advantage_scale: divisor of centred returns: the group's or the batch's standard deviation, or none.
-        leave_one_out: whether the baseline of an episode, or of a turn, leaves out its own return.
         loss_normalisation: ``sequence`` (GRPO), ``token`` (DAPO) or ``constant`` (Dr. GRPO).
         target_kl: the remaining minibatches of a collection are skipped once the mean KL(old || new) of a minibatch
             exceeds this many nats; null never skips any.
@@ -72,17 +142,15 @@ class GRPOModule(GradientModule):
         ent_coef: NonNegativeFloat = 0.0,
         credit: GroupCreditConfig = GroupCreditConfig(),
         advantage_scale: Literal["group_std", "batch_std", "none"] = "group_std",
-        leave_one_out: bool = False,
         loss_normalisation: Literal["sequence", "token", "constant"] = "sequence",
         target_kl: PositiveFloat | None = None,
         init_from: str | None = None,
     ) -> None:
         check_arguments(GRPOModule.__init__, locals(), "model")
         super().__init__(policy, optimizer, loss_normalisation, target_kl, init_from)
-        credit.check_baseline(leave_one_out)
         self.clip_low, self.clip_high = clip_range, clip_range_high or clip_range
         self.kl, self.ent_coef, self.credit = kl, ent_coef, credit
-        self.advantage_scale, self.leave_one_out = advantage_scale, leave_one_out
+        self.advantage_scale = advantage_scale
 
     @property
     def needs_reference(self) -> bool:
@@ -92,22 +160,20 @@ class GRPOModule(GradientModule):
     @property
     def needs_states(self) -> bool:
         """Return whether turns with equal observations are compared, which depends on ``credit``."""
-        return self.credit.needs_states
+        return self.credit.kind in ("step", "grouped_gae")
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Assign to every token the advantage of its episode or of its turn, computed over all ranks."""
         check_episodes(rollout, "GRPO", single=True)
         returns, group = (cast(Tensor, self.all_gather(own)).reshape(-1) for own in (rollout.returns, rollout.group))
-        advantages = group_advantages(returns, group, self.advantage_scale, self.leave_one_out)
+        advantages = group_advantages(returns, group, self.advantage_scale)
         start = self.global_rank * len(rollout.group)
         own = advantages[start : start + len(rollout.group)]
+        turns = self.credit.estimate(rollout, own, self.advantage_scale, self.reduce_sum)
         metrics = {"rollout/group_return_std": group_std(rollout.returns, rollout.group)}
-        if self.credit.kind == "episode":
-            return Credit(advantages=own[None, :, None] * rollout.response_mask, metrics=metrics)
-        turns = self.credit.estimate(rollout, own, self.advantage_scale, self.leave_one_out, self.reduce_sum)
-        return Credit(
-            advantages=turns[..., None] * rollout.response_mask, metrics=metrics | self.credit.metrics(rollout)
-        )
+        if self.needs_states:
+            metrics["rollout/shared_state_rate"] = shared_states(_grouped(rollout, rollout.state))
+        return Credit(advantages=turns[..., None] * rollout.response_mask, metrics=metrics)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
         """Return for each token the negative clipped surrogate, plus the KL term, minus the entropy bonus."""
@@ -116,7 +182,7 @@ class GRPOModule(GradientModule):
         metrics = ratio_metrics(log_ratio, policy.entropy, batch.response_mask, (self.clip_low, self.clip_high))
         metrics["train/advantage_abs"] = batch.advantages[batch.response_mask].abs()
         if batch.ref_logprobs is not None:
-            kl = kl_estimate(policy.logprobs, batch.ref_logprobs, self.kl.estimator)
+            kl = kl_estimate(policy.logprobs, batch.ref_logprobs)
             objective = objective - self.kl.coef * kl
             metrics["train/kl_to_reference"] = kl[batch.response_mask]
         if self.ent_coef:  # otherwise the entropy would be differentiated without effect

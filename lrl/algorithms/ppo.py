@@ -46,17 +46,18 @@ Departures from the paper, and from RL-LLM's nested PPO:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lrl.functional.advantages import CreditConfig
 from lrl.functional.losses import clipped_surrogate, ratio_metrics, value_loss
 from lrl.policies.policy import Policy
-from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments, check_fields
+from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_arguments, check_fields
 from lrl.registry import register
-from lrl.training.credit import AdaptiveKLConfig, CreditConfig, KLCoefficient
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.value_fit import ValueFit, check_separate_critic, check_whole_weights, fit_values
@@ -80,6 +81,25 @@ class CriticConfig:
             )
         if self.fit is not None and self.lr is not None:
             raise ValueError(f"model.critic.lr is {self.lr}; it must be null, because critic.fit does not use it.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveKLConfig:
+    """KL penalties of PPO; the weight of that to the reference can follow a target (arXiv:1909.08593, section 2.2)."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight of the penalty to the reference, with ``target`` the initial one; 0 keeps no reference policy."""
+    target: PositiveFloat | None = None
+    """Divergence from the reference in nats per turn to which the weight adapts; null keeps the weight fixed."""
+    horizon: PositiveInt = 10_000
+    """Number of turns over which the weight adapts; a larger number changes it more slowly."""
+    old_coef: NonNegativeFloat = 0.0
+    """Weight of KL(pi_old || pi), the divergence from the policy that sampled."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "model.kl")
+        if self.target is not None and self.coef == 0:
+            raise ValueError(f"model.kl.target is {self.target}, but model.kl.coef is 0; it must be positive.")
 
 
 @register
@@ -122,7 +142,6 @@ class PPOValueHeadModule(GradientModule):
     ) -> None:
         check_arguments(PPOValueHeadModule.__init__, locals(), "model")
         super().__init__(policy, optimizer, loss_normalisation, target_kl, init_from)
-        credit.check_policy(policy, "PPO")
         if clip_range is None and kl.old_coef == 0:
             raise ValueError("model.clip_range is null and model.kl.old_coef 0; one of them must limit the update.")
         if critic.fit is not None and clip_range_vf is not None:
@@ -132,7 +151,7 @@ class PPOValueHeadModule(GradientModule):
         self.critic, self.credit, self.kl = critic, credit, kl
         self.clip_range, self.clip_range_vf = clip_range, clip_range_vf
         self.vf_coef, self.ent_coef = 0.0 if critic.fit else vf_coef, ent_coef
-        self.kl_coef = KLCoefficient(kl)
+        self.kl_coef = self._next_kl_coef = float(kl.coef)
 
     @property
     def needs_reference(self) -> bool:
@@ -144,8 +163,8 @@ class PPOValueHeadModule(GradientModule):
         token_rewards = None
         if rollout.ref_logprobs is not None:
             kl = (rollout.logprobs - rollout.ref_logprobs) * rollout.response_mask
-            token_rewards = -self.kl_coef.value * kl
-            self._observe(rollout.flatten(kl).sum(-1))
+            token_rewards = -self.kl_coef * kl
+            self._adapt_kl_coef(rollout.flatten(kl).sum(-1))
         return self.credit.estimate(rollout, token_rewards, self.reduce_sum)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
@@ -167,18 +186,19 @@ class PPOValueHeadModule(GradientModule):
 
     # -- the weight of the KL penalty, and the critic's own weights -------------------------------------------------
 
-    def _observe(self, kl: Tensor) -> None:
-        """Log the divergence from the reference, ``(turn,)``, and adapt the weight of its penalty."""
+    def _adapt_kl_coef(self, kl: Tensor) -> None:
+        """Log the divergence from the reference, ``(turn,)``, and compute the next weight of its penalty from it."""
         self.record("train/kl_to_reference", kl)
-        self.record("train/kl_coef", kl.new_tensor([self.kl_coef.value]))
+        self.record("train/kl_coef", kl.new_tensor([self.kl_coef]))
         if self.kl.target is not None:
-            total, count = self.reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
-            self.kl_coef.observe(total / count, count)
+            total, turns = self.reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
+            error = min(max(total / turns / self.kl.target - 1, -0.2), 0.2)
+            self._next_kl_coef = self.kl_coef * math.exp(error * turns / self.kl.horizon)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Switch to the adapted weight of the KL penalty, after the advantages of the collection were estimated."""
+        """Switch to the next weight of the KL penalty, after the advantages of the collection were estimated."""
         super().on_train_batch_start(batch, batch_idx)
-        self.kl_coef.advance()
+        self.kl_coef = self._next_kl_coef
 
     def prepare(self, rollout: Rollout) -> TurnBatch:
         """Estimate advantages, flatten the turns, and fit the critic if ``critic.fit`` is set."""
@@ -223,7 +243,7 @@ class PPOValueHeadModule(GradientModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the weight of the KL penalty."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["lrl"] |= {"kl_coefs": self.kl_coef.state(), "critic_lr": self.critic.lr}
+        checkpoint["lrl"] |= {"kl_coefs": [self.kl_coef, self._next_kl_coef], "critic_lr": self.critic.lr}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the weight of the KL penalty.
@@ -238,4 +258,5 @@ class PPOValueHeadModule(GradientModule):
                 f"model.critic.lr is {self.critic.lr}, in ckpt_path it was {saved.get('critic_lr')}; resume with the "
                 "same, or start from the weights alone with model.init_from."
             )
-        self.kl_coef.load(saved.get("kl_coefs", self.kl_coef.state()))
+        if self.kl.target is not None:
+            self.kl_coef, self._next_kl_coef = saved["kl_coefs"]

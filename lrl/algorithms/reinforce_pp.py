@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import torch
 
-from lrl.functional.advantages import Discounts, TurnGrid, group_advantages, token_gae, whiten
+from lrl.functional.advantages import CreditConfig, check_episodes, token_gae, whiten
+from lrl.functional.groups import group_advantages
 from lrl.functional.losses import clipped_surrogate, ratio_metrics
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, check_arguments
 from lrl.registry import register
-from lrl.training.credit import check_episodes
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
@@ -79,9 +79,9 @@ class REINFORCEPlusPlusModule(GradientModule):
         check_episodes(rollout, "REINFORCE++", single=self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
         kl = zeros if rollout.ref_logprobs is None else (rollout.logprobs - rollout.ref_logprobs) * mask
-        ends = (zeros[..., 0], rollout.terminated, rollout.cut)
-        grid = TurnGrid(rollout.rewards, -self.kl_coef * kl, zeros, mask, *ends)
-        advantages, _ = token_gae(grid, Discounts(gamma=1.0, gae_lambda=1.0))
+        undiscounted = CreditConfig(gamma=1.0, gae_lambda=1.0, token_lambda=1.0)
+        without_critic = rollout.replace(values=zeros, final_values=zeros[..., 0])
+        advantages, _ = token_gae(without_critic, -self.kl_coef * kl, undiscounted)
         if self.group_baseline:
             if int(rollout.group.unique(return_counts=True)[1].min()) < 2:
                 raise ValueError("data.group_size is 1; it must be at least 2 for model.group_baseline.")

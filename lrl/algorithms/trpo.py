@@ -9,8 +9,8 @@ For the tokens m of a turn, with N turns in the collection:
 
     g = dL/dw,   F = d2KL/dw2  (the Fisher matrix),   x = (F + damping I)^-1 g  by conjugate gradient
     full step = x sqrt(2 max_kl / x^T (F + damping I) x)
-    w <- w + backtrack_coeff^k full step  with the smallest k for which  KL(w) <= max_kl  and L increases by at least
-    accept_ratio times the first-order estimate;  if no k qualifies, w is left bit-identical
+    w <- w + 0.5^k full step  with the smallest k < 10 for which  KL(w) <= max_kl  and L increases by at least a tenth
+    of the first-order estimate;  if no k qualifies, w is left bit-identical
 
 Only the trainable weights of the actor are updated: LoRA and heads, or the whole model. The critic has separate weights
 and is fitted separately. With one token per turn this is the TRPO of the paper.
@@ -29,7 +29,7 @@ Departures from the paper:
 6. Episodes that continue in the next collection are bootstrapped instead of dropped.
 7. The trust region may shrink over the run.
 8. Advantages are scaled to standard deviation 1, an entropy bonus can be added, and a step must achieve a tenth of the
-   improvement that the gradient predicts (``accept_ratio``; the paper accepts any improvement).
+   improvement that the gradient predicts (the paper accepts any improvement).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.data.run_data import RunDataModule
+from lrl.functional.advantages import CreditConfig
 from lrl.functional.distributed import shards_parameters
 from lrl.functional.random import permutation
 from lrl.functional.trust_region import (
@@ -56,20 +57,9 @@ from lrl.functional.trust_region import (
     line_search,
 )
 from lrl.policies.policy import Policy
-from lrl.ranges import (
-    LeftOpenUnitInterval,
-    NonNegativeFloat,
-    NonNegativeInt,
-    OpenUnitInterval,
-    PositiveFloat,
-    PositiveInt,
-    check_arguments,
-    check_fields,
-)
+from lrl.ranges import LeftOpenUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt, check_arguments, check_fields
 from lrl.registry import register
-from lrl.training.credit import CreditConfig
 from lrl.training.gradient_module import GradientModule
-from lrl.training.guards import FiniteSteps
 from lrl.training.optimizer import OptimizerConfig, Schedule, learning_rate_factor
 from lrl.training.value_fit import ValueFit, check_separate_critic, fit_values
 from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss, TurnBatch
@@ -92,21 +82,6 @@ class NaturalGradientConfig:
         check_fields(self, "model.natural_gradient")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineSearchConfig:
-    """Settings of the line search for the length of a step."""
-
-    backtrack_coeff: OpenUnitInterval = 0.5
-    """Ratio of each attempted step length to the one before."""
-    max_backtracks: PositiveInt = 10
-    """Number of attempts."""
-    accept_ratio: NonNegativeFloat = 0.1
-    """Smallest accepted ratio of the improvement to its first-order estimate."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "model.line_search")
-
-
 @register
 class TRPOModule(GradientModule):
     """Trains a policy by natural-gradient steps inside a trust region, and fits its separate critic to the returns.
@@ -120,14 +95,12 @@ class TRPOModule(GradientModule):
         schedule: schedule of ``max_kl`` over the run. With a constant radius, updates of a converged policy follow
             noise.
         natural_gradient: settings of the step's direction.
-        line_search: settings of the step's length.
         ent_coef: weight of the entropy bonus, in nats per token.
         chunk_size: number of turns in one pass of the network; small passes are faster on a CPU. Null uses as many as
             bounded memory allows. The old log-probabilities of all vocabulary entries are also kept in memory: turns x
             tokens x vocabulary size numbers.
         value_fit: settings of the critic's fit; null uses L-BFGS.
         init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
-        max_skipped_steps: number of consecutive updates that may be skipped because their gradients are not finite.
     """
 
     needs_values = True
@@ -139,22 +112,18 @@ class TRPOModule(GradientModule):
         max_kl: PositiveFloat = 0.01,
         schedule: Schedule = "constant",
         natural_gradient: NaturalGradientConfig = NaturalGradientConfig(),
-        line_search: LineSearchConfig = LineSearchConfig(),
         ent_coef: NonNegativeFloat = 0.0,
         chunk_size: PositiveInt | None = None,
         value_fit: ValueFit | None = None,
         init_from: str | None = None,
-        max_skipped_steps: NonNegativeInt = 10,
     ) -> None:
         check_arguments(TRPOModule.__init__, locals(), "model")
         super().__init__(policy, OptimizerConfig(), init_from=init_from)
-        self.finite_steps = FiniteSteps(self, max_skipped_steps, "model.max_skipped_steps")
         self.automatic_optimization, policy.needs_distribution = False, True
-        credit.check_policy(policy, "TRPO")
         self.credit, self.max_kl = credit, max_kl
         self.schedule: Schedule = schedule
-        self.natural_gradient, self.line_search = natural_gradient, line_search
-        self.ent_coef, self.chunk_size, self.value_fit = ent_coef, chunk_size, value_fit or ValueFit()
+        self.natural_gradient, self.ent_coef = natural_gradient, ent_coef
+        self.chunk_size, self.value_fit = chunk_size, value_fit or ValueFit()
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Estimate the advantage of every token."""
@@ -197,7 +166,6 @@ class TRPOModule(GradientModule):
             start=start,
             expected=float(gradient @ full_step),
             max_kl=radius,
-            **vars(self.line_search),
         )
         self.record("train/grad_norm", gradient.norm())
         self.record("train/expected_improvement", search.step * (gradient @ full_step))

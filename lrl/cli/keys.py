@@ -28,7 +28,6 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "epsilon": ("clip_range",),
     "lam": ("gae_lambda",),
     "learning_rate": ("lr",),
-    "line_search_max_iter": ("max_backtracks",),
     "lora_r": ("r",),
     "max_completion_length": ("max_new_tokens",),
     "max_grad_norm": ("gradient_clip_val",),

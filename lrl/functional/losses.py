@@ -98,25 +98,14 @@ def ratio_metrics(
     return metrics
 
 
-def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str = "k3") -> Tensor:
-    """Estimate KL(policy || reference) at each token sampled from the policy (Schulman, 2020).
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """Estimate KL(policy || reference) at each token sampled from the policy by Schulman's k3 (2020).
 
-    With ``d = log pi_ref - log pi``: k1 is ``-d`` (unbiased, can be negative), k2 is ``d^2 / 2`` (biased, low
-    variance; its gradient is that of the KL), k3 is ``exp(d) - 1 - d`` (unbiased, never negative).
+    ``exp(d) - 1 - d`` with ``d = log pi_ref - log pi`` is unbiased and never negative.
 
     Args:
         logprobs: log-probabilities of the policy that sampled, any shape.
         ref_logprobs: log-probabilities of the reference, of the same shape.
-        estimator: ``k1``, ``k2`` or ``k3``.
-
-    Raises:
-        ValueError: If the estimator is unknown.
     """
     difference = ref_logprobs - logprobs
-    if estimator == "k1":
-        return -difference
-    if estimator == "k2":
-        return difference.square() / 2
-    if estimator == "k3":
-        return difference.exp() - 1 - difference
-    raise ValueError(f"kl.estimator is {estimator!r}; it must be k1, k2 or k3.")
+    return difference.exp() - 1 - difference

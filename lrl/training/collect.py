@@ -1,23 +1,39 @@
-"""The callback that plays the training environments and fills the rollout buffer."""
+"""Collection of rollouts: the callback that fills the rollout buffer, and how it plays the training environments.
+
+Either each environment plays one whole episode (:class:`EpisodeCollector`), or a fixed number of turns, after which
+episodes continue in the next collection (:class:`FixedHorizonCollector`).
+"""
 
 from __future__ import annotations
 
-import time
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Any, final
 
-import gymnasium as gym
 import lightning as L
+import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
+from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.envs.text import text_of
 from lrl.functional.distributed import unsharded
+from lrl.functional.random import seeds
+from lrl.policies.policy import Policy
 from lrl.registry import register
-from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector, FixedHorizonCollector
-from lrl.types import Rollout
+from lrl.rollouts.runner import EnvRunner, Step
+from lrl.types import History, PastTurn, RandomKeys, Rollout
 
 if TYPE_CHECKING:
     from lrl.training.gradient_module import GradientModule
+
+_OF_EPISODES = ("success", "episode_return", "episode_length")
+"""Metrics of whole episodes, which are read at their last turn."""
 
 
 @register
@@ -29,7 +45,7 @@ class VectorEnvRollouts(L.Callback):
     """
 
     def __init__(self) -> None:
-        self.envs: gym.vector.VectorEnv | None = None
+        self.envs: VectorEnv | None = None
         self._fixed_horizon: FixedHorizonCollector | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: GradientModule, stage: str) -> None:
@@ -69,7 +85,7 @@ class VectorEnvRollouts(L.Callback):
 
     def _collect(self, trainer: L.Trainer, pl_module: GradientModule, data: RolloutDataModule) -> None:
         assert self.envs is not None
-        started = time.monotonic()
+        started = monotonic()
         plan = CollectionPlan(
             seed=data.seed,
             collection=trainer.current_epoch,
@@ -89,7 +105,7 @@ class VectorEnvRollouts(L.Callback):
                 return self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
 
         rollout = pl_module.interruption.attempt(play)
-        seconds = time.monotonic() - started
+        seconds = monotonic() - started
         with pl_module.deferred_signals:  # PPO may fit its critic here
             with trainer.precision_plugin.forward_context(), unsharded(pl_module):
                 batch = pl_module.prepare(rollout)
@@ -169,3 +185,317 @@ def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> 
     ranks = module.trainer.world_size  # because the mean over ranks is logged
     module.record("throughput/env_steps_per_second", torch.tensor(ranks * rollout.num_turns / seconds))
     module.record("throughput/tokens_per_second", torch.tensor(ranks * float(rollout.response_mask.sum()) / seconds))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPlan:
+    """Describes one collection on one rank; all of its random numbers depend only on this plan."""
+
+    seed: int
+    """Seed of the run."""
+    collection: int
+    """Index of the collection in the run."""
+    num_groups: int
+    """Number of groups on this rank."""
+    group_size: int
+    """Number of episodes that start from the same state."""
+    rank: int = 0
+    share_noise: bool = False
+    """Whether the episodes of a group also share the environment's transition noise."""
+    max_turns: int | None = None
+    """Number of turns after which episodes are truncated; None uses only the limit of the environment."""
+    num_steps: int | None = None
+    """Number of turns per environment, after which episodes continue in the next collection; None plays whole
+    episodes."""
+    states: bool = False
+    """Whether to set :attr:`Rollout.state <lrl.types.Rollout.state>`, for whole episodes only."""
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments on this rank."""
+        return self.num_groups * self.group_size
+
+    @property
+    def env(self) -> np.ndarray:
+        """Global environment indices, int64 ``(env,)``."""
+        return self.rank * self.num_envs + np.arange(self.num_envs)
+
+    @property
+    def group(self) -> np.ndarray:
+        """Global group indices, int64 ``(env,)``."""
+        return self.env // self.group_size
+
+    def episode(self, world_size: int) -> np.ndarray:
+        """Return the number of each environment's group, which is unique in the run, int64 ``(env,)``."""
+        return self.collection * self.num_groups * world_size + self.group
+
+    def keys(self, env: np.ndarray, turn: int) -> RandomKeys:
+        """Return the keys of the random numbers of one turn.
+
+        Args:
+            env: global indices of the environments that take the turn, int64 ``(row,)``.
+            turn: index of the turn in the collection.
+        """
+        turns = np.full(len(env), turn)
+        return RandomKeys(seed=self.seed, purpose="rollout", collection=self.collection, env=env, turn=turns)
+
+
+@final
+class EpisodeCollector:
+    """Collects one whole episode from each environment.
+
+    Args:
+        policy: policy that acts.
+        envs: vectorised environments with ``AutoresetMode.DISABLED``.
+        world_size: number of ranks that collect at the same time.
+    """
+
+    def __init__(self, policy: Policy, envs: VectorEnv, world_size: int = 1) -> None:
+        self.policy, self.envs, self.world_size = policy, envs, world_size
+
+    def collect(self, plan: CollectionPlan) -> Rollout:
+        """Play until every episode has ended; environments whose episode has ended are inactive."""
+        runner, active = EnvRunner(self.policy, self.envs), np.ones(plan.num_envs, dtype=bool)
+        reset_seeds = seeds("reset", plan.seed, plan.collection, plan.group)
+        noise_seeds = seeds("noise", plan.seed, plan.collection, plan.group if plan.share_noise else plan.env)
+        steps: list[Step] = []
+        values: list[Tensor] = []
+        while active.any():
+            runner.reset(reset_seeds, plan.episode(self.world_size), noise_seeds, idle=~active)
+            rows = np.flatnonzero(active)
+            step = runner.turn(plan.keys(plan.env[rows], len(steps)), rows, max_turns=plan.max_turns)
+            steps.append(step)
+            values.append(final_values(self.policy, runner, step))
+            active[rows] = ~step.ended
+        return stack_steps(steps, plan.group, values if self.policy.has_critic else None, plan.states)
+
+
+@final
+class FixedHorizonCollector:
+    """Collects ``num_steps`` turns from each environment; episodes continue in the next collection.
+
+    Args:
+        policy: policy that acts.
+        envs: vectorised environments with ``AutoresetMode.DISABLED``.
+        seed: seed of the run.
+        env: global indices of these environments, int64 ``(env,)``.
+        total: number of environments over all ranks.
+    """
+
+    def __init__(self, policy: Policy, envs: VectorEnv, seed: int, env: np.ndarray, total: int) -> None:
+        self.policy, self.seed, self.env, self.total = policy, seed, env, total
+        self.runner = EnvRunner(policy, envs)
+        self._episode = np.zeros(len(env), dtype=np.int64)
+        """Index of the current episode of each environment."""
+        self._actions: list[list[Any]] = [[] for _ in env]
+        """Actions of the current episodes."""
+        self._start, self._collection = self._live_episodes(), -1
+        """Current episodes at the start of the current collection, and the index of the collection."""
+
+    def collect(self, plan: CollectionPlan) -> Rollout:
+        """Play ``plan.num_steps`` turns in each environment."""
+        assert plan.num_steps is not None
+        self._reset()
+        self._start, self._collection = self._live_episodes(), plan.collection
+        steps: list[Step] = []
+        values: list[Tensor] = []
+        for turn in range(plan.num_steps):
+            step = self.runner.turn(plan.keys(self.env, turn), max_turns=plan.max_turns)
+            steps.append(step)
+            values.append(final_values(self.policy, self.runner, step, last=turn + 1 == plan.num_steps))
+            for actions, action, ended in zip(self._actions, step.decisions.actions, step.ended, strict=True):
+                if ended:
+                    actions.clear()
+                else:
+                    actions.append(action)
+            self._episode = self._episode + step.ended
+            self._reset()
+        return stack_steps(steps, plan.group, values if self.policy.has_critic else None)
+
+    def _reset(self, idle: np.ndarray | None = None) -> None:
+        """Start the next episode in environments whose episode has ended, except ``idle`` ones."""
+        numbers = seeds("reset", self.seed, self._episode, self.env), self._episode * self.total + self.env
+        self.runner.reset(*numbers, idle=idle)
+
+    # -- resume ---------------------------------------------------------------------------------------------------
+
+    def _live_episodes(self) -> tuple[np.ndarray, list[list[Any]], list[History]]:
+        return self._episode, [list(actions) for actions in self._actions], list(self.runner.memory)
+
+    def state(self, collection: int) -> dict[str, Any]:
+        """Return indices, past actions and histories of the current episodes as plain data.
+
+        Args:
+            collection: index of the last completed collection. If a later one has started, the state is that at its
+                start, because a resumed run collects it again.
+        """
+        episode, actions, memory = self._live_episodes() if self._collection == collection else self._start
+        return {
+            "episode": episode.tolist(),
+            "actions": [[_plain(action) for action in played] for played in actions],
+            "memory": [[[turn.observation, turn.response] for turn in history] for history in memory],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Replay the current episodes with the same seeds and actions.
+
+        All environments are stepped together, but their episodes differ in length. Each environment is therefore reset
+        when the number of remaining steps equals the length of its episode. Before that it is idle, or takes arbitrary
+        actions whose results are dropped.
+
+        Raises:
+            ValueError: If the number of environments has changed.
+        """
+        if len(state["episode"]) != len(self.env):
+            raise ValueError(
+                f"ckpt_path contains the episodes of {len(state['episode'])} environments per device, but this run has "
+                f"{len(self.env)}; resume with the same data.num_envs."
+            )
+        self._episode = np.array(state["episode"], dtype=np.int64)
+        self._actions = [[self._native(action) for action in actions] for actions in state["actions"]]
+        lengths = np.array([len(actions) for actions in self._actions])
+        for remaining in range(lengths.max(), 0, -1):
+            self.runner.ended |= lengths == remaining
+            self._reset(idle=lengths < remaining)
+            rows = np.flatnonzero(lengths >= remaining)
+            self.runner.step([self._actions[row][-remaining] for row in rows], rows)
+        self.runner.ended |= lengths == 0
+        self._reset()
+        self.runner.memory = [tuple(PastTurn(*turn) for turn in history) for history in state["memory"]]
+        self._start = self._live_episodes()
+
+    def _native(self, action: Any) -> Any:
+        """Convert an action of :meth:`state` to the format of the environment."""
+        return action if isinstance(action, str) else np.asarray(action, self.runner.envs.single_action_space.dtype)
+
+
+def _plain(action: Any) -> Any:
+    """Convert an action to a text, a number or a list."""
+    return action if isinstance(action, str) else np.asarray(action).tolist()
+
+
+def final_values(policy: Policy, runner: EnvRunner, step: Step, last: bool = False) -> Tensor:
+    """Return the values of the states after turns at which episodes are cut, float32 ``(row,)``; 0 elsewhere.
+
+    Args:
+        policy: policy with the critic; without a critic all values are 0.
+        runner: runner that took the step and has not been reset since.
+        step: one turn of a rollout.
+        last: whether it is the last turn of the rollout, which cuts all episodes that have not ended.
+    """
+    values = torch.zeros(len(step.rows), dtype=torch.float32)
+    cut = np.flatnonzero(~step.terminated & (step.truncated | last))
+    if len(cut) and policy.has_critic:
+        values[torch.from_numpy(cut)] = policy.state_values(*runner.seen(step.rows[cut])).float().cpu()
+    return values
+
+
+def stack_steps(
+    steps: Sequence[Step], group: np.ndarray, values: Sequence[Tensor] | None, states: bool = False
+) -> Rollout:
+    """Stack steps along the time axis.
+
+    Args:
+        steps: at least one.
+        group: global group index of each environment, int64 ``(env,)``.
+        values: results of :func:`final_values` for each step; None without a critic.
+        states: whether to number the observations by :func:`observation_key`.
+
+    Returns:
+        A rollout whose tensors are ``(time, env, ...)``, zero where an environment took no turn.
+    """
+    num_envs, decisions = len(group), [step.decisions for step in steps]
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        return scatter([step.rows for step in steps], tensors, num_envs)
+
+    estimates = [decision.values for decision in decisions if decision.values is not None]
+    return Rollout(
+        inputs={name: stack([decision.inputs[name] for decision in decisions]) for name in decisions[0].inputs},
+        response_mask=stack([decision.response_mask for decision in decisions]),
+        logprobs=stack([decision.logprobs for decision in decisions]),
+        values=stack(estimates) if estimates else None,
+        rewards=stack([torch.from_numpy(step.rewards).float() for step in steps]),
+        terminated=stack([torch.from_numpy(step.terminated) for step in steps]),
+        truncated=stack([torch.from_numpy(step.truncated) for step in steps]),
+        active=stack([torch.ones(len(step.rows), dtype=torch.bool) for step in steps]),
+        turn=stack([torch.from_numpy(step.turn) for step in steps]),
+        group=torch.from_numpy(group),
+        observations=[_spread(step.rows, [text_of(seen) for seen in step.observations], num_envs) for step in steps],
+        responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
+        metrics=turn_metrics(steps),
+        final_values=None if values is None else stack(values),
+        state=stack([_keys(step.observations) for step in steps]) if states else None,
+    )
+
+
+def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int) -> Tensor:
+    """Stack tensors ``(row, ...)`` to one ``(time, env, ...)``, zero where an environment has no row.
+
+    Trailing axes of different length are padded on the right.
+
+    Args:
+        rows: environments of the rows at each time, int64 ``(row,)``.
+        tensors: a tensor ``(row, ...)`` for each time.
+        num_envs: size of the ``env`` axis.
+    """
+    first, times = tensors[0], list(zip(rows, tensors, strict=True))
+    if all(len(envs) == num_envs and tensor.shape == first.shape for envs, tensor in times):
+        return torch.stack(list(tensors))
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    out = torch.zeros(len(times), num_envs, *shape, dtype=first.dtype, device=first.device)
+    for time, (envs, tensor) in enumerate(times):
+        window = (time, torch.from_numpy(envs).to(first.device), *(slice(size) for size in tensor.shape[1:]))
+        out[window] = tensor
+    return out
+
+
+def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
+    """Return the metrics in the infos, each float32 ``(turn,)``, or ``(episode,)`` for those of whole episodes."""
+    columns: dict[str, list[np.ndarray]] = defaultdict(list)
+    for step in steps:
+        reported = {name: column for name, column in step.infos.items() if column.dtype.kind in "bfiu"}
+        reported |= {"episode_return": step.episode_return, "episode_length": step.turn + 1}
+        for name, column in reported.items():
+            columns[name].append(column[step.ended] if name in _OF_EPISODES else column)
+    return {name: torch.from_numpy(np.concatenate(columns[name])).float() for name in sorted(columns)}
+
+
+def observation_key(observation: Any) -> int:
+    """Return a 64-bit hash of an observation, which is the same in every process and on every machine.
+
+    Args:
+        observation: a text, a number, an array, or a dict or tuple of these.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in _parts(observation):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def _parts(observation: Any) -> Iterator[bytes]:
+    """Yield the parts of an observation in a canonical order."""
+    if isinstance(observation, str):
+        yield text_of(observation).encode()
+    elif isinstance(observation, Mapping):
+        for name in sorted(observation):
+            yield str(name).encode()
+            yield from _parts(observation[name])
+    elif isinstance(observation, tuple):
+        for part in observation:
+            yield from _parts(part)
+    else:
+        yield (np.asarray(observation) + 0).tobytes()  # -0.0 equals 0.0
+
+
+def _keys(observations: Sequence[Any]) -> Tensor:
+    """Return the :func:`observation_key` of each observation, int64 ``(row,)``."""
+    return torch.tensor([observation_key(observation) for observation in observations], dtype=torch.int64)
+
+
+def _spread(rows: np.ndarray, items: Sequence[Any], num_envs: int) -> list[Any]:
+    """Return one text or native action per environment; an empty text where it took no turn."""
+    out: list[Any] = [""] * num_envs
+    for row, item in zip(rows, items, strict=True):
+        out[row] = item
+    return out

@@ -82,9 +82,14 @@ class GradientModule(PolicyModule, ABC):
         init_from: str | None = None,
     ) -> None:
         super().__init__(policy)
+        if self.needs_values and not policy.has_critic:
+            raise ValueError(
+                f"model.policy is a {type(policy).__name__} without critic; {type(self).__name__} needs one: set "
+                "value_head of a language model's policy, or critic of an MLPPolicy or a HeadPolicy."
+            )
         self.optimizer, self.init_from = optimizer, init_from
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
-        self.finite_steps = FiniteSteps(self, optimizer.max_skipped_steps)
+        self.finite_steps = FiniteSteps(self)
         self.skip_updates = False
         """Whether the remaining minibatches of this collection are no-op steps (``target_kl`` was exceeded)."""
         self.dropout_seed: int | None = None

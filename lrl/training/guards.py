@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+_MAX_SKIPPED = 10
+"""Number of consecutive optimiser steps that may be skipped because their gradients are not finite."""
 _NONE = 2**31 - 1
 """Sentinel: no minibatch had a loss that is not finite."""
 
@@ -35,14 +37,10 @@ class FiniteSteps:
 
     Args:
         module: module that is trained.
-        max_skipped: maximum number of consecutive steps that may be skipped.
-        key: configuration key of ``max_skipped``, for error messages.
     """
 
-    def __init__(
-        self, module: L.LightningModule, max_skipped: int, key: str = "model.optimizer.max_skipped_steps"
-    ) -> None:
-        self._module, self._max_skipped, self._key = [module], max_skipped, key  # a list hides it from nn.Module
+    def __init__(self, module: L.LightningModule) -> None:
+        self._module = [module]  # a list hides it from nn.Module
         self._losses: list[tuple[int, Tensor]] = []
         self._skipped = self._in_a_row = 0
 
@@ -68,10 +66,10 @@ class FiniteSteps:
             return True
         self._check_losses(losses)
         self._skipped, self._in_a_row = self._skipped + 1, self._in_a_row + 1
-        if self._in_a_row > self._max_skipped:
+        if self._in_a_row > _MAX_SKIPPED:
             raise ValueError(
-                f"train/grad_norm is not finite in {self._place(self._minibatch)}, after {self._max_skipped} skipped "
-                f"steps in a row ({self._key}); {_ADVICE}."
+                f"train/grad_norm is not finite in {self._place(self._minibatch)}, after {_MAX_SKIPPED} skipped steps "
+                f"in a row; {_ADVICE}."
             )
         return False
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from lrl.ranges import HalfOpenUnitInterval, NonNegativeFloat, NonNegativeInt, PositiveFloat, check_fields
+from lrl.ranges import HalfOpenUnitInterval, NonNegativeFloat, PositiveFloat, check_fields
 
 OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 Schedule = Literal["constant", "linear", "cosine"]
@@ -28,8 +28,6 @@ class OptimizerConfig:
     run."""
     warmup: HalfOpenUnitInterval = 0.0
     """Share of the run over which the learning rate rises from zero."""
-    max_skipped_steps: NonNegativeInt = 10
-    """Number of consecutive optimiser steps that may be skipped because their gradients are not finite."""
     factory: OptimizerFactory | None = None
     """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
 

@@ -79,7 +79,7 @@ def _policy(name: str) -> tuple[Any, Any]:
 
 
 def _batch(module: Any, env: Any, turns: int) -> Any:
-    from lrl.rollouts.collectors import CollectionPlan, FixedHorizonCollector
+    from lrl.training.collect import CollectionPlan, FixedHorizonCollector
 
     plan = CollectionPlan(seed=0, collection=0, num_groups=10, group_size=1, num_steps=turns // 10)
     envs = env.make(10, module.policy.response_format)

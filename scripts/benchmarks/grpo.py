@@ -22,7 +22,7 @@ from benchmarks.timing import Comparison, alternate, compared, trl_clock, trl_se
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
-from lrl.algorithms.grpo import GRPOModule
+from lrl.algorithms.grpo import GRPOModule, KLConfig
 from lrl.api import train
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
@@ -35,7 +35,6 @@ from lrl.lm.loading import load_base
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate, get_response_format
 from lrl.rewards.reward import Reward, Row
-from lrl.training.credit import KLConfig
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import PastTurn, SamplingConfig, TurnBatch
 

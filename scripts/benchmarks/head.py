@@ -78,7 +78,7 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from lrl.functional.trust_region import conjugate_gradient
-    from lrl.rollouts.collectors import CollectionPlan
+    from lrl.training.collect import CollectionPlan
 
     module, envs, collector = _built(frozen)
     watch, rollouts, updates = Stopwatch(), defaultdict(list), defaultdict(list)
@@ -119,7 +119,7 @@ def _built(frozen: bool) -> tuple[Any, Any, Any]:
     from lrl.algorithms.trpo import TRPOModule
     from lrl.envs.factory import EnvFactory
     from lrl.registry import build
-    from lrl.rollouts.collectors import CollectionPlan, FixedHorizonCollector
+    from lrl.training.collect import CollectionPlan, FixedHorizonCollector
 
     content = yaml.safe_load(Path(CONFIG).read_text())
     content["model"]["init_args"]["policy"]["init_args"] |= {"freeze_trunk": frozen, "init_seed": 0}

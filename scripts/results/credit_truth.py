@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lrl.algorithms.grpo import GroupCreditConfig
 from lrl.cli.command import command, command_line
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, policy_values
@@ -21,9 +22,9 @@ from lrl.evaluation.exact import Lake, lakes_of
 from lrl.evaluation.pictures import new_figure, save_figure
 from lrl.evaluation.report import markdown_table
 from lrl.evaluation.statistics import bootstrap_interval
-from lrl.functional.advantages import group_advantages
+from lrl.functional.advantages import CreditConfig
+from lrl.functional.groups import group_advantages
 from lrl.ranges import ClosedUnitInterval, PositiveInt, check_fields
-from lrl.training.credit import CreditConfig, GroupCreditConfig
 from lrl.types import Rollout
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from lrl.algorithms.grpo import GRPOModule
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.prompt_env import PromptEnvs, RowSource
-from lrl.functional.advantages import group_advantages
+from lrl.functional.groups import group_advantages
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate
 from lrl.rewards.reward import Reward, Row
-from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.training.collect import CollectionPlan, EpisodeCollector
 from lrl.types import RandomKeys, SamplingConfig, TurnBatch
 
 MAX_NEW_TOKENS = 12

@@ -9,18 +9,17 @@ import tiny_runs
 import torch
 from tiny_runs import from_settings, merged
 
-from lrl.algorithms.grpo import GRPOModule
+from lrl.algorithms.grpo import GroupCreditConfig, GRPOModule
 from lrl.codecs.spaces import SpaceCodec
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.prompt_env import PromptEnvs, RowSource
 from lrl.envs.text import AdvisedObservation
-from lrl.functional.advantages import GroupedTurns, group_advantages, grouped_gae, step_advantages, turn_numbers
+from lrl.functional.groups import GroupedTurns, group_advantages, grouped_gae, step_advantages, turn_numbers
 from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.reward import Row
-from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector, observation_key
-from lrl.training.credit import GroupCreditConfig
+from lrl.training.collect import CollectionPlan, EpisodeCollector, observation_key
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFF", "HFG"], "is_slippery": False})
 
@@ -111,32 +110,22 @@ def test_all_turns_of_an_episode_carry_its_advantage_unless_turns_are_compared(m
     assert not found["step"][~rollout.active].any()
 
 
-def test_turns_are_compared_with_the_discount_the_scale_and_the_baseline_of_the_module(monkeypatch):
+def test_turns_are_compared_with_the_discount_and_the_scale_of_the_module(monkeypatch):
     rollout = collected(GymnasiumEnvs("CartPole-v1"), states=False)
     torch.manual_seed(0)
     rollout = rollout.replace(rewards=torch.randn_like(rollout.rewards) * rollout.active)
     credit, doubled = GroupCreditConfig(kind="turn", gamma=0.5), []
-    settings = {"advantage_scale": "batch_std", "leave_one_out": True}
-    module, _ = module_and_data(LAKE, credit=credit, **settings)
+    module, _ = module_and_data(LAKE, credit=credit, advantage_scale="batch_std")
     monkeypatch.setattr(module, "all_gather", lambda own: own)
     monkeypatch.setattr(type(module), "reduce_sum", lambda self, value: doubled.append(value) or value)
     found = module.advantages(rollout).advantages[..., 0]
     turns = (rollout.rewards, rollout.group, rollout.active)
-    expected = turn_advantages(*turns, gamma=0.5, scale="batch_std", leave_one_out=True)
+    expected = turn_advantages(*turns, gamma=0.5, scale="batch_std")
     torch.testing.assert_close(found, expected)
     assert doubled  # sums of all ranks were asked for
-    for other in ({"gamma": 0.95}, {"scale": "none"}, {"leave_one_out": False}):
-        options = {"gamma": 0.5, "scale": "batch_std", "leave_one_out": True} | other
+    for other in ({"gamma": 0.95}, {"scale": "none"}):
+        options = {"gamma": 0.5, "scale": "batch_std"} | other
         assert (turn_advantages(*turns, **options) - expected).abs().max() > 1e-2
-
-
-def test_step_weight_scales_the_step_advantage():
-    rollout, nothing = collected(LAKE, states=True), torch.zeros(8)
-    light, heavy = (
-        GroupCreditConfig(kind="step", step_weight=weight).estimate(rollout, nothing, "none") for weight in (0.5, 2.0)
-    )
-    assert light.any()
-    torch.testing.assert_close(4 * light, heavy)
 
 
 def test_states_are_numbered_on_request_and_equal_for_equal_observations():
@@ -164,7 +153,6 @@ def test_the_hash_of_an_observation_is_unique_and_never_changes():
     [
         ({"gamma": 0.9}, "model.credit.gamma is 0.9; it must be left out, episode credit does not read it."),
         ({"kind": "step", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, step credit"),
-        ({"kind": "grouped_gae", "step_weight": 2.0}, "model.credit.step_weight is 2.0; it must be left out"),
         ({"kind": "turn", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, turn credit"),
         ({"kind": "token"}, "model.credit.kind is 'token'; it must be one of episode, turn, step, grouped_gae."),
         ({"kind": "step", "gamma": 1.5}, "model.credit.gamma is 1.5; it must be in [0, 1]."),
@@ -173,11 +161,6 @@ def test_the_hash_of_an_observation_is_unique_and_never_changes():
 def test_settings_without_effect_raise_their_name(settings, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         GroupCreditConfig(**settings)
-
-
-def test_grouped_gae_with_leave_one_out_raises():
-    with pytest.raises(ValueError, match="model.leave_one_out is true; it must be false, grouped_gae"):
-        module_and_data(LAKE, leave_one_out=True, credit=GroupCreditConfig(kind="grouped_gae"))
 
 
 @pytest.mark.learning

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tiny_runs import on_two_ranks
 
-from lrl.functional.advantages import explained_variance, whiten
-from lrl.training.credit import CreditConfig
+from lrl.functional.advantages import CreditConfig, explained_variance, whiten
 from lrl.types import Rollout
 
 GAMMA, LAMBDA = 0.9, 0.8

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_runs import on_two_ranks
 
-from lrl.functional.advantages import (
+from lrl.functional.groups import (
     GroupedTurns,
     discounted_returns,
     group_advantages,
@@ -64,9 +64,6 @@ def test_turns_of_the_same_number_are_compared_by_hand():
     rewards, _, group, active = grid
     expected = torch.tensor([[1.0, 0.0, -1.0, 0.0], [1.0, 0.0, -1.0, 0.0]], dtype=torch.float64)  # 3, 2, 1; 4, 2
     torch.testing.assert_close(turn_advantages(rewards, group, active, gamma=0.5, scale="none"), expected)
-    expected = expected * torch.tensor([[1.5, 0.0, 1.5, 0.0], [2.0, 0.0, 2.0, 0.0]])
-    found = turn_advantages(rewards, group, active, gamma=0.5, scale="none", leave_one_out=True)
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -100,8 +97,7 @@ def test_grouped_gae_by_hand():
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("leave_one_out", [False, True])
-def test_step_advantages_are_those_of_a_loop_over_turns(seed, leave_one_out):
+def test_step_advantages_are_those_of_a_loop_over_turns(seed):
     grid, _ = random_turns(seed)
     rewards, state, group, active = grid
     members, expected = defaultdict(list), torch.zeros_like(rewards)
@@ -111,10 +107,9 @@ def test_step_advantages_are_those_of_a_loop_over_turns(seed, leave_one_out):
             later = [0.9 ** (k - time) * float(rewards[k, env]) for k in range(time, length)]
             members[int(group[env]), int(state[time, env])].append((time, env, sum(later)))
     for same in members.values():
-        for number, (time, env, value) in enumerate(same):
-            others = [other for k, (*_, other) in enumerate(same) if k != number or not leave_one_out]
-            expected[time, env] = value - sum(others) / len(others) if len(same) > 1 else 0.0
-    found = step_advantages(grid, gamma=0.9, scale="none", leave_one_out=leave_one_out)
+        for time, env, value in same:
+            expected[time, env] = value - sum(other for *_, other in same) / len(same)
+    found = step_advantages(grid, gamma=0.9, scale="none")
     torch.testing.assert_close(found, expected)
     assert {1, 2} < {len(same) for same in members.values()}
 

@@ -17,7 +17,7 @@ from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
-from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.training.collect import CollectionPlan, EpisodeCollector
 from lrl.training.value_fit import ValueFit, fit_values
 
 SMALL = 600_000

@@ -6,15 +6,15 @@ import pytest
 import torch
 from tiny_runs import batch_of, make_trainer, sampled_values, save_tiny_model
 
-from lrl.algorithms.grpo import GRPOModule
+from lrl.algorithms.grpo import GRPOModule, KLConfig
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.functional.advantages import CreditConfig
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies import head
 from lrl.policies.head import HeadPolicy, ObservationCriticConfig
-from lrl.training.credit import CreditConfig, KLConfig
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.weights import take_weights
 from lrl.types import RandomKeys, SamplingConfig

@@ -13,7 +13,7 @@ from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm.config import LoRAConfig
 from lrl.prompts import get_response_format
-from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.training.collect import CollectionPlan, EpisodeCollector
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")

@@ -8,7 +8,7 @@ import torch
 from tiny_runs import from_settings
 
 from lrl.algorithms.grpo import GRPOModule
-from lrl.functional.advantages import group_advantages
+from lrl.functional.groups import group_advantages
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate

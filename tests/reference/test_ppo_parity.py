@@ -5,7 +5,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.functional.advantages import Discounts, TurnGrid, gae, nested_gae, token_gae, whiten
+from lrl.functional.advantages import CreditConfig, whiten
+from lrl.types import Rollout
 
 pytestmark = pytest.mark.reference
 
@@ -35,13 +36,24 @@ def test_advantages_are_those_of_stable_baselines(seed, kind):
     rewards, values, terminated = torch.tensor(rewards), torch.tensor(values), torch.tensor(ends)
     mask, cut = torch.ones(steps, envs, 1, dtype=torch.bool), torch.zeros(steps, envs, dtype=torch.bool)
     cut[-1] = ~terminated[-1]
-    grid = TurnGrid(rewards, torch.zeros(steps, envs, 1), values[..., None], mask, last, terminated, cut)
-    if kind == "turn":
-        advantages, returns = gae(grid, Discounts(gamma, gae_lambda))
-        advantages, returns = advantages[..., None], returns[..., None]
-    else:
-        estimate = {"nested": nested_gae, "token": token_gae}[kind]
-        advantages, returns = estimate(grid, Discounts(gamma, gae_lambda, token_lambda=0.98))
+    rollout = Rollout(
+        inputs={},
+        response_mask=mask,
+        logprobs=torch.zeros(steps, envs, 1),
+        rewards=rewards,
+        terminated=terminated,
+        truncated=cut,
+        active=torch.ones(steps, envs, dtype=torch.bool),
+        turn=torch.zeros(steps, envs, dtype=torch.int64),
+        group=torch.arange(envs),
+        observations=[],
+        responses=[],
+        metrics={},
+        values=values[..., None],
+        final_values=last,
+    )
+    credit = CreditConfig(kind=kind, gamma=gamma, gae_lambda=gae_lambda, normalise=False).estimate(rollout)
+    advantages, returns = credit.advantages, credit.returns
     np.testing.assert_allclose(advantages[..., 0], buffer.advantages, atol=1e-5)
     np.testing.assert_allclose(returns[..., 0], buffer.returns, atol=1e-5)
     theirs = (buffer.advantages - buffer.advantages.mean()) / (buffer.advantages.std(ddof=1) + 1e-8)

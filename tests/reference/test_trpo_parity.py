@@ -5,14 +5,15 @@ region is as many times wider as there are dimensions, and so is its damping. Ou
 """
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from lrl.algorithms.trpo import LineSearchConfig, NaturalGradientConfig, TRPOModule
-from lrl.functional.trust_region import conjugate_gradient
+from lrl.algorithms.trpo import NaturalGradientConfig, TRPOModule
+from lrl.functional.trust_region import conjugate_gradient, line_search
 from lrl.policies.mlp import MLPPolicy
 from lrl.types import TurnBatch
 
@@ -88,17 +89,18 @@ def shared_batch(theirs, policy, kind):
 
 @pytest.mark.parametrize("fisher", ["gauss_newton", "double_backward"])
 @pytest.mark.parametrize("kind", SPACES)
-def test_gradient_direction_and_new_weights_are_those_of_sb3_contrib(kind, fisher):
+def test_gradient_direction_and_new_weights_are_those_of_sb3_contrib(kind, fisher, monkeypatch):
     from sb3_contrib.common.utils import conjugate_gradient_solver
     from stable_baselines3.common.distributions import kl_divergence
 
     theirs, policy, batch = theirs_and_ours(kind)
+    theirs_search = partial(line_search, backtrack_coeff=0.8, accept_ratio=0.0)
+    monkeypatch.setattr("lrl.algorithms.trpo.line_search", theirs_search)
     wider = 3 if kind == "gaussian" else 1
     module = TRPOModule(
         policy,
         max_kl=wider * MAX_KL,
         natural_gradient=NaturalGradientConfig(damping=wider * 0.1, cg_iterations=15, product=fisher),
-        line_search=LineSearchConfig(backtrack_coeff=0.8, accept_ratio=0.0),
     )
     parameters = module.actor_parameters()
     _, gradient, _ = module._surrogate_and_gradient([batch], parameters, float(TURNS))

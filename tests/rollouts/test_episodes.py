@@ -7,7 +7,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lrl.policies.policy import Policy
-from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector
+from lrl.training.collect import CollectionPlan, EpisodeCollector
 from lrl.types import Decisions
 
 

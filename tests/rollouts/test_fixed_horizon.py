@@ -10,7 +10,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.functional.random import seeds
 from lrl.policies.baselines import RandomActor
 from lrl.policies.mlp import MLPPolicy
-from lrl.rollouts.collectors import CollectionPlan, FixedHorizonCollector
+from lrl.training.collect import CollectionPlan, FixedHorizonCollector
 
 SEED = 5
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.baselines import RandomActor
-from lrl.rollouts.collectors import CollectionPlan, EpisodeCollector, FixedHorizonCollector
+from lrl.training.collect import CollectionPlan, EpisodeCollector, FixedHorizonCollector
 from lrl.training.transcripts import episodes_of, write_episodes
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=5)

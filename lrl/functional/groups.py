@@ -1,0 +1,194 @@
+"""Estimators of advantages that compare the episodes or the turns of a group, which need no critic."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lrl.functional.advantages import Reduce, lambda_returns, variance
+
+
+def group_advantages(returns: Tensor, group: Tensor, scale: str = "group_std", reduce: Reduce | None = None) -> Tensor:
+    """Compare the return of each episode with those of its group, as in GRPO.
+
+    ``A_i = (R_i - mean(R of its group)) / scale``, arXiv:2402.03300 section 4.1.2. If all returns of a group are equal,
+    its advantages are exactly 0. With the mean of the *other* members as baseline (RLOO, arXiv:2402.14740, eq. 8),
+    unscaled advantages of a group of ``n`` episodes would be ``n / (n - 1)`` times as large.
+
+    Args:
+        returns: float ``(episode,)``.
+        group: int64 ``(episode,)``; equal numbers form a group.
+        scale: ``group_std`` (GRPO), ``batch_std`` (standard deviation over all episodes), or ``none`` (Dr. GRPO,
+            arXiv:2503.20783).
+        reduce: for ``batch_std`` over ranks that each hold whole groups; None if ``returns`` are those of all ranks.
+
+    Returns:
+        float ``(episode,)``.
+
+    Raises:
+        ValueError: If ``scale`` is unknown.
+    """
+    _, index = torch.unique(group, return_inverse=True)
+    count = torch.bincount(index).to(returns.dtype)
+    mean = torch.zeros_like(count).index_add(0, index, returns) / count
+    centred = returns - mean[index]
+    squares = torch.zeros_like(count).index_add(0, index, centred.square())
+    if scale == "none":
+        return centred
+    if scale == "batch_std":
+        std = _std(returns, reduce)
+    elif scale == "group_std":
+        std = (squares / (count - 1).clamp(min=1)).sqrt()[index]
+    else:
+        raise ValueError(f"advantage_scale is {scale!r}; it must be group_std, batch_std or none.")
+    all_equal = squares[index] <= (1e-6 * returns.abs().clamp(min=1)).square()
+    return torch.where(all_equal, torch.zeros_like(centred), centred / (std + 1e-4))
+
+
+def _std(values: Tensor, reduce: Reduce | None) -> Tensor:
+    """Return the sample standard deviation of values ``(n,)`` over all ranks; 0 for a single value."""
+    if reduce is None:
+        return values.std(correction=1) if len(values) > 1 else torch.zeros_like(values)
+    count = reduce(values.new_tensor(float(len(values)), dtype=torch.float64))
+    return (variance(values, reduce) * count / (count - 1).clamp(min=1)).sqrt().to(values.dtype)
+
+
+class GroupedTurns(NamedTuple):
+    """Holds turns that are compared within their group: each environment plays one whole episode.
+
+    The turns of an episode are ``active`` from the first row on; other rows are ignored. Turns of one group with equal
+    numbers in ``state`` form a *step group*.
+    """
+
+    rewards: Tensor
+    """float ``(time, env)``."""
+    state: Tensor
+    """Number of the state before each turn, equal for equal observations, int64 ``(time, env)``."""
+    group: Tensor
+    """Number of each environment's group, whose episodes start from the same state, int64 ``(env,)``."""
+    active: Tensor
+    """Whether a turn was taken, bool ``(time, env)``."""
+
+
+def step_groups(turns: GroupedTurns) -> Tensor:
+    """Return the number of each active turn's step group, int64 ``(active turn,)``, consecutive from 0."""
+    active = turns.active
+    pairs = torch.stack([turns.group.expand_as(turns.state)[active], turns.state[active]], dim=-1)
+    return torch.unique(pairs, dim=0, return_inverse=True)[1]
+
+
+def discounted_returns(turns: GroupedTurns, gamma: float) -> Tensor:
+    """Return the discounted sum of rewards from each turn to the end of its episode, ``(time, env)``; 0 if inactive.
+
+    Args:
+        turns: only rewards and ``active`` are read.
+        gamma: discount per turn.
+    """
+    rewards = turns.rewards
+    returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
+    for time in reversed(range(len(rewards))):
+        returns[time] = following = (rewards[time] + gamma * following) * turns.active[time]
+    return returns
+
+
+def step_advantages(
+    turns: GroupedTurns, *, gamma: float, scale: str = "group_std", reduce: Reduce | None = None
+) -> Tensor:
+    """Compare the discounted return from each turn with those of its step group: the step advantage of GiGPO.
+
+    ``A_t = (R_t - mean(R of its step group)) / scale`` with ``R_t = sum_k gamma^k r_{t+k}``, arXiv:2505.10978, section
+    4.3. The advantage is 0 if no other turn of the group has the same state, or if all returns of a step group are
+    equal.
+
+    Args:
+        turns: what is compared.
+        gamma: discount per turn.
+        scale: ``group_std`` (of the step group), ``batch_std`` (of the returns from all turns) or ``none``.
+        reduce: for ``batch_std`` over ranks; None for one rank.
+
+    Returns:
+        float ``(time, env)``, 0 where inactive.
+    """
+    index, out = step_groups(turns), torch.zeros_like(turns.rewards)
+    returns = discounted_returns(turns, gamma)[turns.active]
+    out[turns.active] = group_advantages(returns, index, scale, reduce)
+    return out
+
+
+def turn_numbers(active: Tensor) -> Tensor:
+    """Return the index of each turn in its episode, int64 ``(time, env)``.
+
+    With these in place of states, the baseline of :func:`step_advantages` depends on time: it is the mean over the
+    episodes of the group that have not ended. It suits episodes of similar length with a reward at every step. Turns
+    are counted, not steps of the environment: a turn with an invalid response counts as well.
+
+    Args:
+        active: bool ``(time, env)``.
+    """
+    return torch.arange(len(active), device=active.device)[:, None].expand_as(active)
+
+
+def grouped_values(returns: Tensor, turns: GroupedTurns) -> Tensor:
+    """Return the mean return of each turn's step group, an estimate of the value of the state before it.
+
+    Args:
+        returns: return from each turn on, float ``(time, env)``.
+        turns: their states and groups.
+
+    Returns:
+        float ``(time, env)``, 0 where inactive.
+    """
+    index, out = step_groups(turns), torch.zeros_like(returns)
+    count = torch.bincount(index).to(returns.dtype)
+    total = torch.zeros_like(count).index_add(0, index, returns[turns.active])
+    out[turns.active] = (total / count)[index]
+    return out
+
+
+def grouped_gae(
+    turns: GroupedTurns,
+    terminated: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+    scale: str = "group_std",
+    reduce: Reduce | None = None,
+) -> Tensor:
+    """Estimate advantages by GAE with the mean returns of step groups as values, as in GAGPO (arXiv:2605.13217).
+
+    ``V(s)`` is the mean discounted return of the group's turns in ``s`` (:func:`grouped_values`). The advantages of
+    GAE are centred and scaled over all turns of their group of episodes. If no other turn has the same state,
+    the value before a turn is the return that followed.
+
+    This was written from the paper's abstract and from summaries by others, not from its full text. They state that
+    states are matched exactly, that the grouped value replaces a critic in the recursion of GAE, and that advantages
+    are normalised by group. That a group's normalisation covers all its turns, and that values are unweighted means,
+    is an assumption. The paper's ratio of whole responses is not implemented.
+
+    Args:
+        turns: what is compared.
+        terminated: whether the episode terminated with the turn, bool ``(time, env)``.
+        gamma: discount per turn.
+        gae_lambda: GAE coefficient; 0 relies on the grouped values, 1 compares returns.
+        scale: ``group_std`` (of the turns of a group), ``batch_std`` (of all turns) or ``none``.
+        reduce: for ``batch_std`` over ranks; None for one rank.
+
+    Returns:
+        float ``(time, env)``, 0 where inactive.
+    """
+    rewards, state, group, active = turns
+    values = grouped_values(discounted_returns(turns, gamma), turns)
+    is_last_turn = active & ~torch.cat([active[1:], torch.zeros_like(active[:1])])
+    ends = torch.zeros_like(values), terminated, is_last_turn & ~terminated
+    advantages = lambda_returns(rewards, values, *ends, gamma=gamma, gae_lambda=gae_lambda) - values
+    out = torch.zeros_like(rewards)
+    out[active] = group_advantages(advantages[active], group.expand_as(state)[active], scale, reduce)
+    return out
+
+
+def shared_states(turns: GroupedTurns) -> Tensor:
+    """Return whether another turn of the same group has the same state, bool ``(active turn,)``."""
+    index = step_groups(turns)
+    return torch.bincount(index)[index] > 1
