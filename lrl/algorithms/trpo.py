@@ -312,20 +312,16 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
             "trainer.strategy shards the weights (FSDP2), under which second derivatives are lost; TRPO needs auto or "
             "ddp."
         )
-    model = policy.trunk and policy.trunk.language_model
-    if model is not None and model.config.attention == "flash_attention_2":
-        raise ValueError(
-            "language_model.attention is flash_attention_2, which has no second derivative; TRPO needs sdpa or eager."
-        )
-    if model is not None and model.config.liger_kernels:
-        raise ValueError(
-            "language_model.liger_kernels is true, whose kernels have no second derivative; TRPO needs false."
-        )
-    if model is not None and model.config.quantization is not None:
-        raise ValueError(
-            f"language_model.quantization is {model.config.quantization}, whose layers have no second derivative; "
-            "TRPO needs null."
-        )
+    config = policy.trunk and policy.trunk.language_model.config
+    for name, wrong, right in (
+        ("attention", ("flash_attention_2",), "sdpa or eager"),
+        ("liger_kernels", (True,), "false"),
+        ("quantization", ("nf4",), "null"),
+    ):
+        if config and getattr(config, name) in wrong:
+            raise ValueError(
+                f"language_model.{name} is {getattr(config, name)}, which has no second derivative; TRPO needs {right}."
+            )
 
 
 def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:

@@ -65,27 +65,25 @@ class _DistanceReward(Reward):
 class BehaviourCloningReward(_DistanceReward):
     """Reward of the original experiment on control: the negative mean squared error of a continuous action.
 
-    The reward of a discrete action is 0 if it equals that of the data set, else ``wrong``. Unlike in the original
+    The reward of a discrete action is 0 if it equals that of the data set, else -1. Unlike in the original
     experiment, numbers out of bounds are clipped first, as in the environment, and a response is invalid unless the
     whole of it is an action. ``docs/extending/reward.md`` lists the differences.
 
     Args:
         weight: factor of this reward in the weighted sum.
-        wrong: reward of a discrete action that differs from that of the data set.
         invalid: reward of an invalid response.
     """
 
     name = "behaviour_cloning"
 
-    def __init__(self, weight: float = 1.0, wrong: float = -1.0, invalid: float = -10.0) -> None:
+    def __init__(self, weight: float = 1.0, invalid: float = -10.0) -> None:
         super().__init__(weight, invalid)
-        self.wrong = float(wrong)
 
     def _continuous(self, error: np.ndarray) -> np.ndarray:
         return -error
 
     def _discrete(self, equal: np.ndarray) -> np.ndarray:
-        return np.where(equal, 0.0, self.wrong)
+        return np.where(equal, 0.0, -1.0)
 
 
 @register

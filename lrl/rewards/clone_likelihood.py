@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,19 @@ from torch import Tensor, nn
 from lrl.codecs.codec import TextCodec
 from lrl.functional.distributed import find_checkpoint, read_checkpoint
 from lrl.lm.heads import ActionHead, RunningNorm, mlp, seeded_init
-from lrl.ranges import NonNegativeFloat, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward import NetworkReward
 
 _PREFIX = "policy."
 """Prefix of the names of a policy's weights in a checkpoint."""
+_MIN_STD = 0.1
+"""Minimum standard deviation of a dimension of a Box, in the unit of the actions.
+
+The clone of a deterministic demonstrator has small standard deviations. Without this minimum, nearly all other actions
+would have the reward :data:`_MINIMUM`.
+"""
+_MINIMUM = -50.0
+"""Lower bound of the reward, and the reward of an invalid response."""
 _SETTINGS = (
     "hidden_sizes",
     "activation",
@@ -62,17 +68,16 @@ class ClonedNetwork(nn.Module):
         self.load_state_dict({name: weight for name, weight in weights.items() if name.startswith(own)})
 
     @torch.no_grad()
-    def log_likelihoods(self, observations: Sequence[Any], actions: Sequence[Any], min_std: float = 0.0) -> np.ndarray:
+    def log_likelihoods(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
         """Return the log-likelihoods of native actions, float64 ``(row,)``.
 
         For a Discrete space they are log-probabilities. For a Box they are ``-1/2 mean(((action - greedy) / std)^2)``
         over the dimensions: the log-density of a Gaussian around the clone's greedy action, per dimension and without
-        its constant.
+        its constant. The standard deviations are at least 0.1, in the unit of the actions.
 
         Args:
             observations: native observations, vectors ``(row, size)``.
             actions: native actions, ``(row,)``.
-            min_std: minimum standard deviation of a dimension of a Box.
 
         Raises:
             ValueError: If observations are not vectors of the network's input size.
@@ -90,7 +95,7 @@ class ClonedNetwork(nn.Module):
             return self.head.logprobs_of(distribution, self.head.encode(actions))[:, 0].double().numpy()
         space = self.head.space
         greedy = np.clip(outputs.double().numpy(), space.low.reshape(-1), space.high.reshape(-1))
-        std = np.maximum(self.head.log_std.double().exp().numpy(), min_std)
+        std = np.maximum(self.head.log_std.double().exp().numpy(), _MIN_STD)
         taken = np.asarray(actions, dtype=np.float64).reshape(len(actions), -1)
         return -0.5 * np.square((taken - greedy) / std).mean(1)
 
@@ -152,38 +157,31 @@ def _policy_config(checkpoint: Any) -> Mapping[str, Any]:
 class CloneLikelihoodReward(NetworkReward):
     """Reward of the log-likelihood of an action under a network that was cloned from demonstrations.
 
-    :meth:`ClonedNetwork.log_likelihoods` defines it; the greedy action of the clone in a Box has the reward 0. Unlike
+    :meth:`ClonedNetwork.log_likelihoods` defines it; the greedy action of the clone in a Box has the reward 0. The
+    reward is at least -50, which is also that of an invalid response. Unlike
     :class:`~lrl.rewards.behaviour_cloning.BehaviourCloningReward`, it needs no action of the demonstrator, so the rows
     may come from any policy.
 
     Args:
         path: run directory or checkpoint of a cloned :class:`~lrl.policies.mlp.MLPPolicy`
             (``configs/half_cheetah/clone_mlp.yaml``).
-        min_std: minimum standard deviation of a dimension, in the unit of the actions. The clone of a deterministic
-            demonstrator has small standard deviations; with 0 here, nearly all other actions would have the reward
-            ``minimum``.
-        minimum: lower bound of the reward, and the reward of an invalid response.
         weight: factor of this reward in the weighted sum.
 
     Raises:
-        ValueError: If there is no checkpoint at ``path``, or if ``minimum`` is not finite.
+        ValueError: If there is no checkpoint at ``path``.
     """
 
     name = "clone_likelihood"
 
-    def __init__(self, path: str, min_std: NonNegativeFloat = 0.1, minimum: float = -50.0, weight: float = 1.0) -> None:
-        check_arguments(CloneLikelihoodReward.__init__, locals(), "rewards")
+    def __init__(self, path: str, weight: float = 1.0) -> None:
         super().__init__(path, weight)
-        if not math.isfinite(minimum):
-            raise ValueError(f"rewards.minimum is {minimum}; it must be finite.")
         cloned_network_file(path, "rewards.path")
-        self.min_std, self.minimum = float(min_std), float(minimum)
         self._network: ClonedNetwork | None = None
 
     @property
     def invalid_reward(self) -> float:
-        """Reward of an invalid response: ``minimum``."""
-        return self.minimum
+        """Reward of an invalid response."""
+        return _MINIMUM
 
     def load(self, codec: TextCodec) -> None:
         """Load the clone.
@@ -199,6 +197,6 @@ class CloneLikelihoodReward(NetworkReward):
         self._network = load_cloned_network(self.path, space, "rewards.path")
 
     def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
-        """Return the log-likelihoods of native actions, at least ``minimum``; float64 ``(row,)``."""
+        """Return the log-likelihoods of native actions, at least -50; float64 ``(row,)``."""
         assert self._network is not None, "connect() comes first"
-        return np.maximum(self._network.log_likelihoods(observations, actions, self.min_std), self.minimum)
+        return np.maximum(self._network.log_likelihoods(observations, actions), _MINIMUM)

@@ -52,8 +52,8 @@ class ClosingTagFormatReward(Reward):
     """Reward for the format of a response: the sum of three terms, as in the original experiment on control.
 
     The terms are ``invalid`` if the response up to its first closing tag is not a legal action, for example because the
-    number of numbers is wrong; ``per_character`` for each character after the first closing tag; and ``closed`` if the
-    response ends with the closing tag.
+    number of numbers is wrong; -0.1 for each character after the first closing tag; and 1 if the response ends with the
+    closing tag.
 
     The closing tag is ``</action>`` for numbers in the format ``direct``, and ``</answer>`` in the format
     ``think_answer``. If responses end with the name of an action, the name takes the place of the tag.
@@ -64,18 +64,14 @@ class ClosingTagFormatReward(Reward):
     Args:
         weight: factor of this reward in the weighted sum.
         invalid: reward of a response whose part up to the first closing tag is not a legal action.
-        per_character: reward of each character after the first closing tag.
-        closed: reward of a response that ends with the closing tag.
     """
 
     name = "closing_tag_format"
     reads_responses = True
 
-    def __init__(
-        self, weight: float = 1.0, invalid: float = -10.0, per_character: float = -0.1, closed: float = 1.0
-    ) -> None:
+    def __init__(self, weight: float = 1.0, invalid: float = -10.0) -> None:
         super().__init__(weight)
-        self.invalid, self.per_character, self.closed = float(invalid), float(per_character), float(closed)
+        self.invalid = float(invalid)
         self._format: ResponseFormat | None = None
         self._codec: TextCodec | None = None
         self._tag = ""
@@ -102,7 +98,7 @@ class ClosingTagFormatReward(Reward):
 
     def _reward(self, response: str) -> float:
         legal, rest, closed = self._after_tag(response) if self._tag else self._after_name(response)
-        return self.invalid * (not legal) + self.per_character * len(rest) + self.closed * closed
+        return self.invalid * (not legal) - 0.1 * len(rest) + closed
 
     def _after_tag(self, response: str) -> tuple[bool, str, bool]:
         """Return whether the part up to the first tag is legal, the rest, and whether the response ends with a tag."""

@@ -45,6 +45,7 @@ class VectorEnvRollouts(L.Callback):
     """
 
     def __init__(self) -> None:
+        self.data: RolloutDataModule
         self.envs: VectorEnv | None = None
         self._fixed_horizon: FixedHorizonCollector | None = None
 
@@ -54,8 +55,8 @@ class VectorEnvRollouts(L.Callback):
         Raises:
             ValueError: If the devices cannot share the groups or environments equally.
         """
-        data = rollout_data(trainer)
-        if stage != "fit" or data is None:
+        data = self.data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        if stage != "fit":
             return
         if data.num_groups % trainer.world_size:
             raise ValueError(
@@ -67,25 +68,23 @@ class VectorEnvRollouts(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
         """End a resumed run at once if its budget of environment steps is spent, and no collection is left to train."""
-        data, loop = rollout_data(trainer), trainer.fit_loop
-        unfinished = data is not None and data.has_untrained_minibatches and data.collection == trainer.current_epoch
-        if not (unfinished or loop.restarted_mid_epoch):
+        if not (self._is_unfinished(trainer) or trainer.fit_loop.restarted_mid_epoch):
             self.on_train_epoch_end(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
         """Collect, compute advantages, and fill the buffer."""
-        data = rollout_data(trainer)
-        if data is None:
-            return
-        if not (data.has_untrained_minibatches and data.collection == trainer.current_epoch):
-            self._collect(trainer, pl_module, data)
+        if not self._is_unfinished(trainer):
+            self._collect(trainer, pl_module)
         epochs, each = trainer.max_epochs or -1, trainer.check_val_every_n_epoch
-        if data.spent and each is not None and (epochs < 0 or each <= epochs):
+        if self.data.spent and each is not None and (epochs < 0 or each <= epochs):
             trainer.check_val_every_n_epoch = 1  # validate at the end of the run as well
 
-    def _collect(self, trainer: L.Trainer, pl_module: GradientModule, data: RolloutDataModule) -> None:
-        assert self.envs is not None
-        started = monotonic()
+    def _is_unfinished(self, trainer: L.Trainer) -> bool:
+        """Return whether the run was resumed within the current collection, on which training continues."""
+        return self.data.has_untrained_minibatches and self.data.collection == trainer.current_epoch
+
+    def _collect(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
+        data, started = self.data, monotonic()
         plan = CollectionPlan(
             seed=data.seed,
             collection=trainer.current_epoch,
@@ -102,7 +101,7 @@ class VectorEnvRollouts(L.Callback):
 
         def play() -> Rollout:
             with trainer.precision_plugin.forward_context(), unsharded(pl_module), pl_module.interruption.abandonable():
-                return self._collector(pl_module, plan, trainer.world_size, data).collect(plan)
+                return self._collector(pl_module, plan, trainer.world_size).collect(plan)
 
         rollout = pl_module.interruption.attempt(play)
         seconds = monotonic() - started
@@ -117,7 +116,7 @@ class VectorEnvRollouts(L.Callback):
             record_rollout(pl_module, rollout, seconds)
 
     def _collector(
-        self, module: GradientModule, plan: CollectionPlan, world_size: int, data: RolloutDataModule
+        self, module: GradientModule, plan: CollectionPlan, world_size: int
     ) -> EpisodeCollector | FixedHorizonCollector:
         assert self.envs is not None
         if plan.num_steps is None:
@@ -125,7 +124,7 @@ class VectorEnvRollouts(L.Callback):
         if self._fixed_horizon is None:
             total = plan.num_envs * world_size
             collector = FixedHorizonCollector(module.policy, self.envs, plan.seed, plan.env, total)
-            restored = data.track_episodes(collector.state)
+            restored = self.data.track_episodes(collector.state)
             if restored is not None:
                 collector.restore(restored)
             self._fixed_horizon = collector
@@ -133,14 +132,11 @@ class VectorEnvRollouts(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
         """Count the minibatches that are trained."""
-        data = rollout_data(trainer)
-        if data is not None:
-            data.count_minibatch()
+        self.data.count_minibatch()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """End the run when ``data.max_env_steps`` is reached."""
-        data = rollout_data(trainer)
-        if data is not None and data.spent:
+        if self.data.spent:
             trainer.should_stop = True
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -155,12 +151,6 @@ class VectorEnvRollouts(L.Callback):
         if self.envs is not None:
             self.envs.close()
             self.envs = self._fixed_horizon = None
-
-
-def rollout_data(trainer: L.Trainer) -> RolloutDataModule | None:
-    """Return the trainer's data module if it holds rollouts, else None."""
-    data = getattr(trainer, "datamodule", None)
-    return data if isinstance(data, RolloutDataModule) else None
 
 
 def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> None:

@@ -28,20 +28,15 @@ from lrl.types import Rollout
 class PolicyPicture(L.Callback):
     """Writes ``policy.png`` (on FrozenLake only) and ``learning_curve.png`` at the end of training.
 
+    The learning curve shows the success rates that the run has logged against env steps.
+
     Args:
         samples: number of responses per state, sampled at temperature 1, whose frequencies are drawn.
-        metrics: metrics in the learning curve; metrics that were not logged are omitted.
-        clock: x axis of the learning curve: ``env_steps``, ``episodes``, ``tokens`` or ``minutes``.
     """
 
-    def __init__(
-        self,
-        samples: PositiveInt = 64,
-        metrics: Sequence[str] = ("rollout/success_rate", "val/exact_success"),
-        clock: str = "env_steps",
-    ) -> None:
+    def __init__(self, samples: PositiveInt = 64) -> None:
         check_arguments(PolicyPicture.__init__, locals(), "PolicyPicture")
-        self.samples, self.metrics, self.clock = samples, tuple(metrics), clock
+        self.samples = samples
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluate the policy on every rank, draw on the first."""
@@ -66,17 +61,17 @@ class PolicyPicture(L.Callback):
             draw_policy(lake, sampled.decisions[0], folder / "policy.png", title)
 
     def _draw_curve(self, trainer: L.Trainer, baselines: Mapping[str, float], folder: Path) -> None:
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, CSVLogger)]
+        logger = next((logger for logger in trainer.loggers if isinstance(logger, CSVLogger)), None)
+        if logger is None:
+            return
+        logger.save()  # it writes only every n rows
         curves: list[Curve] = []
-        for logger in loggers[:1]:
-            logger.save()  # it writes only every n rows
-            for metric in self.metrics:
-                with suppress(ValueError):  # not logged in this run
-                    series = read_series(Path(logger.log_dir), metric, self.clock)
-                    curves.append(aggregate(metric, [series], "mean"))
+        for metric in ("rollout/success_rate", "val/exact_success"):
+            with suppress(ValueError):  # not logged in this run
+                curves.append(aggregate(metric, [read_series(Path(logger.log_dir), metric, "env_steps")], "mean"))
         if curves:
             names = "\n".join(curve.label for curve in curves)
-            draw_curves(curves, names, self.clock, folder / "learning_curve.png", baselines)
+            draw_curves(curves, names, "env_steps", folder / "learning_curve.png", baselines)
 
 
 _SOLVED = 0.97

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import lightning as L
@@ -16,7 +16,8 @@ from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_field
 from lrl.training.gradient_module import GradientModule
 from lrl.types import TurnBatch
 
-_DEFAULTS = {"iterations": 25, "lr": 1e-3, "num_epochs": 10, "num_minibatches": 16}
+_READ = {"lbfgs": ("iterations",), "adam": ("lr", "num_epochs", "num_minibatches")}
+"""The settings that each method uses, besides ``l2``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,23 +28,23 @@ class ValueFit:
     """Optimiser; the state of L-BFGS is reset in every collection, that of Adam is kept."""
     l2: NonNegativeFloat = 1e-3
     """Weight of the penalty on the squared weights."""
-    iterations: PositiveInt | None = None
-    """Maximum number of iterations of L-BFGS; null uses 25."""
-    lr: PositiveFloat | None = None
-    """Learning rate of Adam; null uses 1e-3."""
-    num_epochs: PositiveInt | None = None
-    """Number of passes of Adam over the collection; null uses 10."""
-    num_minibatches: PositiveInt | None = None
-    """Number of minibatches in each pass of Adam; null uses 16."""
+    iterations: PositiveInt = 25
+    """Maximum number of iterations of L-BFGS."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate of Adam."""
+    num_epochs: PositiveInt = 10
+    """Number of passes of Adam over the collection."""
+    num_minibatches: PositiveInt = 16
+    """Number of minibatches in each pass of Adam."""
 
     def __post_init__(self) -> None:
         check_fields(self, "ValueFit")
-        for name, default in _DEFAULTS.items():
-            value, read = getattr(self, name), (name == "iterations") == (self.method == "lbfgs")
-            if value is not None and not read:
-                raise ValueError(f"ValueFit.{name} is {value}, which {self.method} does not read; it must be null.")
-            if value is None:
-                object.__setattr__(self, name, default if read else None)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("method", "l2", *_READ[self.method]) and value != field.default:
+                raise ValueError(
+                    f"ValueFit.{field.name} is {value}; it must be left out, {self.method} does not read it."
+                )
 
     def optimizers(self, weights: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
         """Return the optimisers whose state is saved in checkpoints: Adam, if it is used.
@@ -51,7 +52,7 @@ class ValueFit:
         Args:
             weights: weights of the critic.
         """
-        return [] if self.lr is None else [torch.optim.Adam(weights, lr=self.lr, fused=True)]
+        return [] if self.method == "lbfgs" else [torch.optim.Adam(weights, lr=self.lr, fused=True)]
 
 
 def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tensor:
@@ -87,11 +88,10 @@ def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tenso
         return mean + fit.l2 * torch.stack([weight.detach().square().sum() for weight in weights]).sum()
 
     everything = torch.arange(len(batch), device=mask.device)
-    if fit.iterations is not None:
-        _by_lbfgs(weights, lambda: loss(everything), fit.iterations)
+    if fit.method == "lbfgs":  # with a line search; torch limits the evaluations of the loss to 1.25 per iteration
+        options: Any = {"max_iter": fit.iterations, "line_search_fn": "strong_wolfe", "history_size": 10}
+        torch.optim.LBFGS(weights, **options).step(lambda: loss(everything))
     else:
-        assert fit.num_epochs is not None
-        assert fit.num_minibatches is not None
         optimizer: Any = module.optimizers(use_pl_optimizer=False)
         for epoch in range(fit.num_epochs):
             order = permutation(len(batch), "value_fit", module.run_seed, module.current_epoch, epoch)
@@ -103,12 +103,6 @@ def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tenso
     for weight in weights:
         weight.grad = None
     return module.reduce_sum(after) / module.reduce_sum(mask.sum().float())
-
-
-def _by_lbfgs(weights: list[nn.Parameter], loss: Any, iterations: int) -> None:
-    """Run L-BFGS with a line search; torch limits the evaluations of the loss to 1.25 per iteration."""
-    optimizer = torch.optim.LBFGS(weights, max_iter=iterations, line_search_fn="strong_wolfe", history_size=10)
-    optimizer.step(loss)
 
 
 def check_separate_critic(policy: Policy, key: str) -> None:

@@ -460,7 +460,7 @@ def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
         (mlp(shared_value_network=True), {}, {}, "whose critic shares all of its weights"),
         (text(attention="flash_attention_2"), {}, {}, "attention is flash_attention_2, which has no second derivative"),
-        (text(liger_kernels=True), {}, {}, "liger_kernels is true, whose kernels have no second derivative"),
+        (text(liger_kernels=True), {}, {}, "liger_kernels is True, which has no second derivative"),
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)
@@ -493,8 +493,8 @@ def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
 
 def test_settings_of_the_other_fit_method_raise_their_name():
     for changes, complaint in (
-        ({"lr": 1e-2}, "ValueFit.lr is 0.01, which lbfgs does not read"),
-        ({"method": "adam", "iterations": 5}, "ValueFit.iterations is 5, which adam does not read"),
+        ({"lr": 1e-2}, "ValueFit.lr is 0.01; it must be left out, lbfgs does not read it"),
+        ({"method": "adam", "iterations": 5}, "ValueFit.iterations is 5; it must be left out, adam does not read it"),
     ):
         with pytest.raises(ValueError, match=complaint):
             ValueFit(**changes)

@@ -228,7 +228,7 @@ def test_policies_with_native_actions_are_trained_on_rows(datasets, tmp_path, ma
 def test_a_policy_that_writes_text_is_trained_on_rows(datasets, tmp_path):
     prompt, model = PromptTemplate(response_format="direct", system=""), LanguageModelConfig(name="assets/tiny-lm")
     policy = TextPolicy(model, prompt, SamplingConfig(max_new_tokens=3))
-    rewards = [ClosingTagFormatReward(per_character=-0.2), BehaviourCloningReward(weight=0.5)]
+    rewards = [ClosingTagFormatReward(), BehaviourCloningReward(weight=0.5)]
     (first, _) = train(tmp_path, policy, MinariRows("lrl/pendulum-v0", PENDULUM), rewards)
     assert first["rollout/invalid_action_rate"] == 1 and first["rollout/reward_behaviour_cloning"] == -10
     assert first["rollout/return"] == pytest.approx(first["rollout/reward_closing_tag_format"] - 5)

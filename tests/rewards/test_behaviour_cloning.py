@@ -36,9 +36,9 @@ def test_the_reward_of_a_wrong_discrete_action_is_minus_one() -> None:
     assert rewards_of(BehaviourCloningReward(), SWITCHES, *several) == [0, -1, -10]
 
 
-def test_all_values_can_be_configured() -> None:
-    reward = BehaviourCloningReward(wrong=-3.0, invalid=-4.0)
-    assert rewards_of(reward, STEP, 2, 1, None) == [0, -3, -4]
+def test_the_reward_of_an_invalid_response_can_be_configured() -> None:
+    reward = BehaviourCloningReward(invalid=-4.0)
+    assert rewards_of(reward, STEP, 2, 1, None) == [0, -1, -4]
     assert rewards_of(reward, PUSH, None) == [-4]
 
 

@@ -93,7 +93,7 @@ def test_the_greedy_action_has_the_highest_reward_and_distances_are_in_standard_
     assert reward(rows, ["", ""], away).tolist() == pytest.approx([-0.25, -0.25], rel=1e-5)
 
 
-def test_means_are_clipped_to_the_bounds_and_deviations_to_min_std(saved) -> None:
+def test_means_are_clipped_to_the_bounds_and_deviations_to_a_minimum(saved) -> None:
     policy, path = saved(normalise_observations=False)
     with torch.no_grad():
         policy.actor[2].weight.zero_()
@@ -103,21 +103,18 @@ def test_means_are_clipped_to_the_bounds_and_deviations_to_min_std(saved) -> Non
     checkpoint["state_dict"] = {f"policy.{name}": weight for name, weight in policy.state_dict().items()}
     torch.save(checkpoint, path)
     actions = [np.float32([1.0, 0.0]), np.float32([0.8, 1.0])]
-    found = connected(path, min_std=0.2)([row(0, 0, 0)] * 2, ["", ""], actions)
-    assert found.tolist() == pytest.approx([0, -(1.0 + 0.25) / 4], rel=1e-5)
-    own = connected(path, min_std=0.0, minimum=-1e6)([row(0, 0, 0)] * 2, ["", ""], actions)
-    assert own.tolist() == pytest.approx([0, -(400 + 0.25) / 4], rel=1e-4)
+    found = connected(path)([row(0, 0, 0)] * 2, ["", ""], actions)
+    assert found.tolist() == pytest.approx([0, -(4.0 + 0.25) / 4], rel=1e-5)
 
 
-def test_invalid_responses_and_unlikely_actions_have_the_minimum_reward(saved) -> None:
+def test_invalid_responses_and_unlikely_actions_have_the_minimum_reward(saved, monkeypatch) -> None:
     _, path = saved()
-    reward = connected(path, min_std=0.0, minimum=-3.0)
+    monkeypatch.setattr("lrl.rewards.clone_likelihood._MINIMUM", -0.1)
+    reward = connected(path)
     far, near = np.float32([1.0, -1.0]), np.float32([0.0, 0.0])
     found = reward([row(1, 2, 3)] * 3, [""] * 3, [far, None, near])
-    assert found[:2].tolist() == [-3, -3] and found[2] > -3
-    assert reward([row(1, 2, 3)], [""], [None]).tolist() == [-3]
-    with pytest.raises(ValueError, match="rewards.minimum is nan; it must be finite"):
-        CloneLikelihoodReward(path, minimum=math.nan)
+    assert found[:2].tolist() == [-0.1, -0.1] and found[2] > -0.1
+    assert reward([row(1, 2, 3)], [""], [None]).tolist() == [-0.1]
 
 
 def test_a_checkpoint_or_row_that_does_not_fit_raises_one_sentence(saved, tmp_path) -> None:

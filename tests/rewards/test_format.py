@@ -92,10 +92,9 @@ def test_the_closing_tag_is_that_of_the_response_format() -> None:
     assert rewards_of(SpaceCodec(BOX, MOTORS), nested, response_format="think_answer") == [1]
 
 
-def test_all_values_can_be_configured() -> None:
-    values = {"invalid": -3.0, "per_character": -1.0, "closed": 0.5}
+def test_the_reward_of_an_invalid_response_can_be_configured() -> None:
     responses = "<action>0,0,0</action>", "<action>0,0,0</action>ab", "<action>0</action>"
-    assert rewards_of(SpaceCodec(BOX, MOTORS), *responses, **values) == [0.5, -2, -2.5]
+    assert rewards_of(SpaceCodec(BOX, MOTORS), *responses, invalid=-3.0) == pytest.approx([1, -0.2, -2])
 
 
 class Wordless(TextCodec):
