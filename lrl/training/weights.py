@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -50,9 +49,6 @@ def shard_language_model(language_model: LanguageModel, mesh: DeviceMesh) -> Non
         shard(model, mesh)
 
 
-_PREFIX = "policy."
-
-
 def initial_weights(source: str) -> dict[str, Tensor]:
     """Read tensors by name from a checkpoint of lrl, a run directory, a folder of safetensors, or the hub.
 
@@ -61,35 +57,37 @@ def initial_weights(source: str) -> dict[str, Tensor]:
     Raises:
         ValueError: If ``source`` is none of these.
     """
+    from safetensors.torch import load_file
+
     path = locate(source)
-    if path.name == VALUE_HEAD_FILE and path.is_file():
-        return _of_file(path)
-    if path.is_file() or is_sharded_checkpoint(path):
-        return _checkpoint(path, source)
-    return _safetensors(path, source)
+    if path.name != VALUE_HEAD_FILE and (path.is_file() or is_sharded_checkpoint(path)):
+        try:
+            state = read_checkpoint(path)["state_dict"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"model.init_from is {source!r}, which is not a checkpoint of lrl.") from error
+        return {name.removeprefix("policy."): tensor for name, tensor in state.items()}
+    value_heads = [path] if path.is_file() else [*path.glob(f"{VALUE_HEAD_FOLDER}/{VALUE_HEAD_FILE}")]
+    files = [*sorted(path.glob("*.safetensors")), *value_heads]
+    if not files:
+        raise ValueError(f"model.init_from is {source!r}; the folder contains no *.safetensors and no checkpoint.")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        prefix = "value_head." if file.name == VALUE_HEAD_FILE else "language_model.model."
+        tensors |= {f"{prefix}{name}": tensor for name, tensor in load_file(file).items()}
+    return tensors
 
 
 def locate(source: str) -> Path:
     """Return the checkpoint or the folder of safetensors that ``init_from`` names.
 
     Raises:
-        ValueError: If there is neither.
+        ValueError: If there is neither, and the hub has no such repository.
     """
-    path = last_checkpoint(Path(resolve(source)))
-    return path if path.exists() else _snapshot(source)
-
-
-def _checkpoint(path: Path, source: str) -> dict[str, Tensor]:
-    try:
-        state = read_checkpoint(path)["state_dict"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"model.init_from is {source!r}, which is not a checkpoint of lrl.") from error
-    return {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
-
-
-def _snapshot(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    path = last_checkpoint(Path(resolve(source)))
+    if path.exists():
+        return path
     try:
         return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
     except Exception as error:  # errors of the hub, of the network, and for malformed names
@@ -97,24 +95,6 @@ def _snapshot(source: str) -> Path:
             f"model.init_from is {source!r}; there is no such file or folder, and it could not be downloaded from the "
             "hub."
         ) from error
-
-
-def _safetensors(folder: Path, source: str) -> dict[str, Tensor]:
-    files = [*sorted(folder.glob("*.safetensors")), *folder.glob(f"{VALUE_HEAD_FOLDER}/{VALUE_HEAD_FILE}")]
-    if not files:
-        raise ValueError(f"model.init_from is {source!r}; the folder contains no *.safetensors and no checkpoint.")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors |= _of_file(file)
-    return tensors
-
-
-def _of_file(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file by their names in a policy."""
-    from safetensors.torch import load_file
-
-    prefix = "value_head." if file.name == VALUE_HEAD_FILE else "language_model.model."
-    return {f"{prefix}{name}": tensor for name, tensor in load_file(file).items()}
 
 
 def canonical(name: str) -> str:
@@ -224,21 +204,6 @@ def shard_weights(policy: Policy, mesh: DeviceMesh) -> None:
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
-class AdapterSettings(NamedTuple):
-    """Holds the settings that adapters were trained with."""
-
-    alpha: float | None = None
-    """``B A`` is scaled by alpha / rank; ranks may differ between layers (``lora.rank_pattern``)."""
-    fingerprint: str | None = None
-    """Fingerprint of the base model that they were trained on."""
-    root: bool = False
-    """Whether alpha is divided by the square root of the rank instead (rsLoRA)."""
-
-    def scale_of(self, rank: int) -> float | None:
-        """Return the factor of ``B A`` for an adapter of this rank; None if alpha is unknown."""
-        return None if self.alpha is None else self.alpha / (math.sqrt(rank) if self.root else rank)
-
-
 def start_from(policy: Policy, source: str) -> set[str]:
     """Copy the weights that ``init_from`` names into a policy, merging adapters of another shape into the base.
 
@@ -280,16 +245,23 @@ def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> t
     own = own_weights(policy)
     if not layers:
         return weights, False
-    settings = _adapter_settings(source)
-    same_shape = {_shape(name, tensor) for name, tensor in given.items() if _is_adapter(name)} == {
-        _shape(name, tensor) for name, (_, tensor) in own.items() if _is_adapter(name)
-    }
-    ranks = {given[layer + _A].shape[0] for layer in layers}
-    alpha = lora_alpha(policy)
-    if same_shape and all(settings.scale_of(rank) in (None, alpha and alpha / rank) for rank in ranks):
+    alpha, fingerprint = _adapter_settings(source)
+    given_shapes = {name: tensor.shape for name, tensor in given.items() if name.endswith((_A, _B))}
+    own_shapes = {name: tensor.shape for name, (_, tensor) in own.items() if name.endswith((_A, _B))}
+    if given_shapes == own_shapes and alpha in (None, lora_alpha(policy)):
         return weights, False
-    _check_mergeable(policy, settings, source)
-    kept = {name: tensor for name, tensor in weights.items() if not _is_adapter(canonical(name))}
+    quantization = policy.trunk and policy.trunk.language_model.config.quantization
+    if quantization is not None:
+        raise ValueError(
+            f"model.init_from is {source!r}, whose adapter has another shape and must be merged into the base; "
+            f"language_model.quantization is {quantization!r}, it must be null, or lora must be the same."
+        )
+    if alpha is None:
+        raise ValueError(
+            f"model.init_from is {source!r}, whose adapter has another shape and an unknown alpha; it must be a run "
+            "directory or an exported folder."
+        )
+    kept = {name: tensor for name, tensor in weights.items() if not canonical(name).endswith((_A, _B))}
     by_name = {canonical(name): name for name in kept}
     for layer in layers:
         name, base = own.get(f"{layer}.weight", (None, None))
@@ -297,60 +269,35 @@ def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> t
             reason = "which this policy lacks" if name is None else "whose weights are tied in this policy"
             raise ValueError(f"model.init_from is {source!r}; it has an adapter on {layer!r}, {reason}.")
         start = kept.pop(by_name[f"{layer}.weight"]) if f"{layer}.weight" in by_name else base.detach()
-        scale = settings.scale_of(given[layer + _A].shape[0])
-        assert scale is not None
+        scale = alpha / len(given[layer + _A])  # ranks may differ between layers (lora.rank_pattern)
         added = scale * (given[layer + _B].double().cpu() @ given[layer + _A].double().cpu())
         if type(policy.get_submodule(name.removesuffix(".weight"))).__name__ == "Conv1D":  # keeps its weight transposed
             added = added.T
         kept[name] = (start.double().cpu() + added).to(base.dtype)
-    rank = " and ".join(str(rank) for rank in sorted(ranks))
+    rank = " and ".join(map(str, sorted({len(given[layer + _A]) for layer in layers})))
     message = "merged the adapter of rank %s in %s into %d layers of the base model; the policy's own adapter is new"
     logging.getLogger("lrl").info(message, rank, source, len(layers))
-    if settings.fingerprint not in (None, policy.fingerprint):
+    if fingerprint not in (None, policy.fingerprint):
         logging.getLogger("lrl").warning("%s was trained on another base model, or with another data type", source)
     return kept, True
 
 
-def _is_adapter(name: str) -> bool:
-    return name.endswith((_A, _B))
+def _adapter_settings(source: str) -> tuple[float | None, str | None]:
+    """Read alpha of adapters, which scales ``B A`` by alpha / rank, and the fingerprint of their base model, if known.
 
-
-def _shape(name: str, tensor: Tensor) -> tuple[str, torch.Size]:
-    return name, tensor.shape
-
-
-def _check_mergeable(policy: Policy, settings: AdapterSettings, source: str) -> None:
-    """Check that adapters can be merged."""
-    quantization = policy.trunk and policy.trunk.language_model.config.quantization
-    if quantization is not None:
-        raise ValueError(
-            f"model.init_from is {source!r}, whose adapter has another shape and must be merged into the base; "
-            f"language_model.quantization is {quantization!r}, it must be null, or lora must be the same."
-        )
-    if settings.alpha is None:
-        raise ValueError(
-            f"model.init_from is {source!r}, whose adapter has another shape and an unknown alpha; it must be a run "
-            "directory or an exported folder."
-        )
-
-
-def _adapter_settings(source: str) -> AdapterSettings:
-    """Read the settings of adapters from a checkpoint, or from the configuration next to exported weights."""
+    They are read from a checkpoint, or from the configuration next to exported weights.
+    """
     path = locate(source)
     if (path / "adapter_config.json").is_file():
-        return _exported_settings(path, source)
-    if path.is_dir() and not (path / ".metadata").exists():
-        return AdapterSettings()
+        config: Mapping[str, Any] = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+        for key in ("use_dora", "use_rslora", "alpha_pattern"):
+            if config.get(key):
+                raise ValueError(
+                    f"model.init_from is {source!r}, whose adapter_config.json has {key}: {config[key]}; only plain "
+                    "LoRA can be merged."
+                )
+        return float(config["lora_alpha"]), None
+    if path.is_dir() and not is_sharded_checkpoint(path):
+        return None, None
     saved = read_checkpoint(path, weights=False).get("lrl", {})
-    return AdapterSettings(saved.get("lora_alpha"), saved.get("fingerprint"))
-
-
-def _exported_settings(folder: Path, source: str) -> AdapterSettings:
-    config: Mapping[str, Any] = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    for key in ("use_dora", "alpha_pattern"):
-        if config.get(key):
-            raise ValueError(
-                f"model.init_from is {source!r}, whose adapter_config.json has {key}: {config[key]}; only plain LoRA "
-                "can be merged."
-            )
-    return AdapterSettings(config["lora_alpha"], root=bool(config.get("use_rslora")))
+    return saved.get("lora_alpha"), saved.get("fingerprint")
