@@ -24,7 +24,6 @@ from lrl.training.guards import FiniteSteps, gathered_scalar, gradient_norm
 from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.progress import ConsoleProgress
-from lrl.training.resume import check_start
 from lrl.training.weights import lora_alpha, shard_weights, start_from
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
@@ -337,7 +336,11 @@ class GradientModule(PolicyModule, ABC):
             ValueError: If the initial weights of the run differ.
         """
         saved = checkpoint.get("lrl", {})
-        check_start(saved, self._start, self.init_from)
+        if saved.get("start", "") != self._start:
+            raise ValueError(
+                f"model.init_from is {self.init_from!r}, whose weights differ from those that the run of ckpt_path "
+                "started from; resume with the same, they define the reference policy."
+            )
         super().on_load_checkpoint(checkpoint)
         self.skip_updates = bool(saved.get("skip_updates", False))
         if self.trainer.state.fn == "fit":

@@ -38,7 +38,7 @@ from lrl.policies.policy import Policy
 from lrl.rollouts.runner import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State
-from lrl.training.resume import check_fingerprint, check_seed, check_settings, mend_loops, read_whole, settings_of
+from lrl.training.resume import check_settings, mend_loops, read_whole, settings_of
 
 
 class RunModule(L.LightningModule, ABC):
@@ -118,15 +118,18 @@ class RunModule(L.LightningModule, ABC):
         Raises:
             ValueError: If the seed, the settings or the names of the trainable weights differ.
         """
-        saved = checkpoint.get("lrl", {})
-        if self.trainer.state.fn == "fit":
-            check_seed(saved, self.run_seed)
-        check_settings(saved, self._settled_settings(), resumes=self.trainer.state.fn == "fit")
+        saved, resumes = checkpoint.get("lrl", {}), self.trainer.state.fn == "fit"
+        before = saved.get("seed", self.run_seed)
+        if resumes and before != self.run_seed:  # episodes are replayed, and networks initialised, from the seed
+            raise ValueError(
+                f"seed_everything is {self.run_seed}, in the run of ckpt_path it was {before}; resume with the same."
+            )
+        check_settings(saved, self._settled_settings(), resumes)
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # sharded checkpoints store weights elsewhere
         missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
             raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
-        if self.trainer.state.fn == "fit":
+        if resumes:
             self._validated = saved.get("validated", -1)
             mend_loops(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
@@ -222,14 +225,11 @@ class RunModule(L.LightningModule, ABC):
         self._validated = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
 
 
-_LATER = "it reads the weights before they are loaded"
-_UNSUPPORTED: dict[type[L.Callback], str] = {
-    WeightAveraging: f"{_LATER}, and would write the frozen base model into every checkpoint",
-    StochasticWeightAveraging: f"{_LATER}, and would average none",
-    BaseFinetuning: f"{_LATER}, language_model.lora and freeze_trunk select what is trained",
-    ModelPruning: _LATER,
-    LearningRateFinder: "model.optimizer.lr sets the learning rate",
-    BatchSizeFinder: "data.num_minibatches or data.batch_size sets the size of a minibatch",
+_UNSUPPORTED = {
+    (WeightAveraging, StochasticWeightAveraging, BaseFinetuning, ModelPruning): (
+        "it reads the weights before they are loaded"
+    ),
+    (LearningRateFinder, BatchSizeFinder): "model.optimizer sets the learning rate, data the size of a minibatch",
 }
 """Callbacks of Lightning that are not supported, with the reason."""
 
@@ -241,10 +241,9 @@ def check_trainer(trainer: Any) -> None:
         ValueError: If it has one.
     """
     for callback in trainer.callbacks:
-        for kind, reason in _UNSUPPORTED.items():
-            if isinstance(callback, kind):
-                name = type(callback).__name__
-                raise ValueError(f"trainer.callbacks has {name}; it must be removed, {reason}.")
+        for kinds, reason in _UNSUPPORTED.items():
+            if isinstance(callback, kinds):
+                raise ValueError(f"trainer.callbacks has {type(callback).__name__}; it must be removed, {reason}.")
     if isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
         raise ValueError(
             "trainer.plugins has AsyncCheckpointIO; it must be removed, checkpoints are moved to their place when "
@@ -257,20 +256,8 @@ def check_trainer(trainer: Any) -> None:
                 f"trainer.{name} is {value}; it must be 0 or 1, because held-out episodes are one batch: "
                 "data.validation.episodes sets its size."
             )
-    if trainer.state.fn == "fit":
-        _check_overfit(trainer)
-
-
-def _check_overfit(trainer: Any) -> None:
-    """Check that ``overfit_batches`` is supported if it is set.
-
-    Raises:
-        ValueError: If it is a fraction, or each collection has new data.
-    """
-    batches: float = trainer.overfit_batches
-    if not batches:
-        return
-    if getattr(getattr(trainer, "datamodule", None), "collects", False):
+    batches: float = trainer.overfit_batches if trainer.state.fn == "fit" else 0
+    if batches and getattr(getattr(trainer, "datamodule", None), "collects", False):
         raise ValueError(
             f"trainer.overfit_batches is {batches}; it must be 0, because every collection has new data: "
             "trainer.limit_train_batches limits the minibatches of a collection."
@@ -343,7 +330,12 @@ class PolicyModule(RunModule, ABC):
         Raises:
             ValueError: If the base model, the seed or the names of the trainable weights differ.
         """
-        check_fingerprint(checkpoint.get("lrl", {}), self.policy.fingerprint)
+        saved = checkpoint.get("lrl", {}).get("fingerprint", "")
+        if saved != self.policy.fingerprint:
+            raise ValueError(
+                f"ckpt_path was trained on base weights {saved!r}, the configured ones are "
+                f"{self.policy.fingerprint!r}; load the same base model."
+            )
         super().on_load_checkpoint(checkpoint)
 
     @property

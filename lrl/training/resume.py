@@ -63,56 +63,6 @@ def read_whole(trainer: L.Trainer) -> None:
         strategy.checkpoint_io = WholeCheckpointIO()
 
 
-def check_fingerprint(saved: Mapping[str, Any], fingerprint: str) -> None:
-    """Check that a checkpoint was trained on the same base model.
-
-    Args:
-        saved: entry ``lrl`` of the checkpoint.
-        fingerprint: fingerprint of the configured base model.
-
-    Raises:
-        ValueError: If the base models differ.
-    """
-    if saved.get("fingerprint", "") != fingerprint:
-        raise ValueError(
-            f"ckpt_path was trained on base weights {saved.get('fingerprint', '')!r}, the configured ones are "
-            f"{fingerprint!r}; load the same base model."
-        )
-
-
-def check_start(saved: Mapping[str, Any], start: str, init_from: str | None) -> None:
-    """Check that a resumed run has the same initial weights, and so the same reference policy.
-
-    Args:
-        saved: entry ``lrl`` of the checkpoint.
-        start: fingerprint of the weights from ``init_from``; empty without it.
-        init_from: configured value.
-
-    Raises:
-        ValueError: If the initial weights differ.
-    """
-    if saved.get("start", "") != start:
-        raise ValueError(
-            f"model.init_from is {init_from!r}, whose weights differ from those that the run of ckpt_path started "
-            "from; resume with the same, they define the reference policy."
-        )
-
-
-def check_seed(saved: Mapping[str, Any], seed: int) -> None:
-    """Check that a resumed run has the same seed, from which episodes are replayed and networks are initialised.
-
-    Args:
-        saved: entry ``lrl`` of the checkpoint.
-        seed: configured seed.
-
-    Raises:
-        ValueError: If the seeds differ.
-    """
-    before = saved.get("seed", seed)
-    if before != seed:
-        raise ValueError(f"seed_everything is {seed}, in the run of ckpt_path it was {before}; resume with the same.")
-
-
 def settings_of(module: Any, data: Any) -> dict[str, Any]:
     """Return the settings that a resumed run may not change, nested by their configuration keys.
 

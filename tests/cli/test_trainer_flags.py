@@ -182,8 +182,7 @@ SWEEP = {
 REFUSED = {
     "EMAWeightAveraging": (
         callback("EMAWeightAveraging"),
-        "trainer.callbacks has EMAWeightAveraging; it must be removed, it reads the weights before they are loaded, "
-        "and would write the frozen base model into every checkpoint.",
+        "trainer.callbacks has EMAWeightAveraging; it must be removed, it reads the weights before they are loaded.",
     ),
     "overfit_batches": (
         flag("overfit_batches", 1),
@@ -203,21 +202,21 @@ REFUSED_SWEEP = {
     "StochasticWeightAveraging": (
         callback("StochasticWeightAveraging", swa_lrs=1e-3),
         "trainer.callbacks has StochasticWeightAveraging; it must be removed, it reads the weights before they are "
-        "loaded, and would average none.",
+        "loaded.",
     ),
     "LearningRateFinder": (
         callback("LearningRateFinder"),
-        "trainer.callbacks has LearningRateFinder; it must be removed, model.optimizer.lr sets the learning rate.",
+        "trainer.callbacks has LearningRateFinder; it must be removed, model.optimizer sets the learning rate, "
+        "data the size of a minibatch.",
     ),
     "BatchSizeFinder": (
         callback("BatchSizeFinder"),
-        "trainer.callbacks has BatchSizeFinder; it must be removed, data.num_minibatches or data.batch_size sets the "
-        "size of a minibatch.",
+        "trainer.callbacks has BatchSizeFinder; it must be removed, model.optimizer sets the learning rate, "
+        "data the size of a minibatch.",
     ),
     "BackboneFinetuning": (
         callback("BackboneFinetuning"),
-        "trainer.callbacks has BackboneFinetuning; it must be removed, it reads the weights before they are loaded, "
-        "language_model.lora and freeze_trunk select what is trained.",
+        "trainer.callbacks has BackboneFinetuning; it must be removed, it reads the weights before they are loaded.",
     ),
     "AsyncCheckpointIO": (
         flag("plugins", "AsyncCheckpointIO"),
