@@ -118,7 +118,10 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(trainer, size
         (["--model.init_args.optimizer.lr", "much"], "lrl: model.optimizer.lr is 'much'; it must be positive."),
         (["--model.init_args.optimizer.lr", "-1"], "lrl: model.optimizer.lr is -1; it must be positive."),
         (["--model.init_args.clip_range_high", "0"], "lrl: model.clip_range_high is 0; it must be positive, or null."),
-        (["--model.init_args.credit.kind", "t"], "lrl: model.credit.kind is 't'; it must be one of episode, turn, "),
+        (
+            ["--model.init_args.credit.kind", "t"],
+            "lrl: model.credit.kind is 't'; it must be one of episode, turn, step, grouped_gae.",
+        ),
         (["--model", "SFTModul"], "lrl: model is 'SFTModul', which is no class; did you mean 'SFTModule'?"),
         (
             ["--model.init_args.policy", "TextPolicyy"],
