@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, compared
+from benchmarks.timing import compare, compared
 from transformers import GenerationConfig
 
 from lrl.functional.random import token_bits
@@ -92,10 +92,6 @@ class Decoding:
             raise RuntimeError(f"llama.cpp did not answer every prompt in full; its responses ended for: {reasons}.")
         return len(self.prompts) / seconds
 
-    def agreement(self) -> float:
-        """Return the fraction of equal tokens."""
-        return float((self.ids == self.their_ids).float().mean())
-
 
 def llama_server(options: argparse.Namespace, responses: int) -> Any:
     """Return llama.cpp with a slot for each response, as many threads as torch has, and no cache between requests."""
@@ -106,15 +102,6 @@ def llama_server(options: argparse.Namespace, responses: int) -> Any:
     settings.n_ctx = responses * (options.prompt_tokens + options.max_new_tokens + 1)
     settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = torch.get_num_threads()
     return library.Server(settings)
-
-
-def compare(options: argparse.Namespace, name: str) -> Comparison:
-    """Run the comparison with one number of prompts."""
-    decoding = Decoding(options, *SHAPES[name])
-    theirs = decoding.theirs if options.llama_cpp is None else decoding.llama_cpp
-    rates = alternate(decoding.ours, theirs, options.repeats)
-    notes = {} if options.temperature or options.llama_cpp is not None else {"equal_tokens": decoding.agreement()}
-    return Comparison(name=name, unit="responses", ours=rates[0], theirs=rates[1], notes=notes)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,11 +117,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare both numbers of prompts."""
-    comparisons = [compare(options, name) for name in SHAPES]
-    for comparison in comparisons:
-        if comparison.notes:
-            print(f"{comparison.name}: {comparison.notes['equal_tokens']:.1%} of the tokens are equal")
+    rows = []
+    for name, (prompts, group) in SHAPES.items():
+        decoding = Decoding(options, prompts, group)
+        theirs = decoding.theirs if options.llama_cpp is None else decoding.llama_cpp
+        rows.append(compare(name, "responses", decoding.ours, theirs, options.repeats))
+        if not options.temperature and options.llama_cpp is None:
+            rows[-1]["equal_tokens"] = float((decoding.ids == decoding.their_ids).float().mean())
+            print(f"{name}: {rows[-1]['equal_tokens']:.1%} of the tokens are equal")
     how = "greedy" if options.temperature == 0 else "sampled"
     peer = "generate" if options.llama_cpp is None else f"llama.cpp on {options.llama_cpp.name}"
     title = f"decoding against {peer}, {options.model}, {options.dtype}, {how}"
-    yield compared(title, 2.0 if options.llama_cpp is None else None, comparisons)
+    yield compared(title, 2.0 if options.llama_cpp is None else None, rows)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,13 +60,12 @@ def write_dataset(rows: int) -> None:
 
 
 def _episode(rng: np.random.Generator, steps: int) -> dict[str, Any]:
-    ends = [False] * (steps - 1) + [True]
     return {
         "observations": list(rng.normal(scale=3.0, size=(steps + 1, 17))),
         "actions": list(rng.uniform(-1, 1, (steps, 6)).astype(np.float32)),
         "rewards": list(rng.normal(size=steps)),
         "terminations": [False] * steps,
-        "truncations": ends,
+        "truncations": [False] * (steps - 1) + [True],
         "seed": 0,
         "context": None,
         "success": False,
@@ -96,21 +96,15 @@ def read(options: argparse.Namespace) -> dict[str, float]:
     tokens = sum(int(data.batch(0, index).inputs["prompt_mask"].sum()) for index in range(1, batches))
     seconds = time.perf_counter() - first
     cpu_seconds = max(time.process_time() - cpu, 1e-3)  # some systems report 0 for a few rows
-    rows = (batches - 1) * options.batch_size
+    rows, status = (batches - 1) * options.batch_size, Path("/proc/self/status").read_text()
     return {
         "rows": rows,
         "rows_per_second": rows / seconds,
         "rows_per_cpu_second": rows / cpu_seconds,
         "seconds_to_first_batch": first - started,
         "prompt_tokens_per_row": tokens / rows,
-        "peak_memory_gib": _peak_memory(),
+        "peak_memory_gib": int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 2**20,  # mapped files included
     }
-
-
-def _peak_memory() -> float:
-    """Return the highest resident memory of this process in GiB, mapped files included."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 2**20
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -124,9 +118,10 @@ def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         load = [os.getloadavg()[0]]
         figures = {}
         for way in ("encoded", "written", "cached"):
-            figures[way] = _in_process(way, folder)
+            command = [sys.executable, *sys.argv, "--way", way, "--folder", folder]
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            one = figures[way] = json.loads(output.splitlines()[-1])
             load.append(os.getloadavg()[0])
-            one = figures[way]
             print(
                 f"{way:8s} {one['rows_per_second']:8.0f} rows/s, {one['rows_per_cpu_second']:8.0f} per CPU second, "
                 f"{one['seconds_to_first_batch']:8.2f} s to the first batch, {one['peak_memory_gib']:5.2f} GiB, "
@@ -134,10 +129,3 @@ def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             )
     print("bars: " + ", ".join(f"{name} {bar}" for name, bar in BARS.items()) + f"; load {load}")
     yield {"bars": BARS, "load": load, "rows": options.rows, "ways": figures}
-
-
-def _in_process(way: str, folder: str) -> dict[str, float]:
-    """Read in one of the ways in a new process."""
-    command = [sys.executable, *sys.argv, "--way", way, "--folder", folder]
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(output.splitlines()[-1])

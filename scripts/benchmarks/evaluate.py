@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, compared
+from benchmarks.timing import compare, compared
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
@@ -119,21 +120,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3)
 
 
-def compare(options: argparse.Namespace, history: int, temperature: float) -> Comparison:
-    """Time one setting, after a check that both play the same."""
-    both = Both(options, history, temperature)
-    for play in (both.ours, both.theirs):
-        play()
-    both.check()
-    rates = alternate(both.ours, both.theirs, options.repeats, warm=True)
-    assert both.batched is not None
-    notes = {"length_mean": float(both.batched.lengths.mean()), "history": history, "temperature": temperature}
-    name = f"past turns {history}, temperature {temperature:g}"
-    return Comparison(name=name, unit="env steps", ours=rates[0], theirs=rates[1], notes=notes)
-
-
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare all settings."""
-    pairs = [(history, temperature) for history in options.history for temperature in options.temperature]
-    comparisons = [compare(options, *pair) for pair in pairs]
-    yield compared("evaluation against one at a time", 10.0, comparisons, dtype="float32")
+    rows = []
+    for history, temperature in product(options.history, options.temperature):
+        both = Both(options, history, temperature)
+        both.ours()
+        both.theirs()
+        both.check()
+        name = f"past turns {history}, temperature {temperature:g}"
+        row = compare(name, "env steps", both.ours, both.theirs, options.repeats, warm=True)
+        assert both.batched is not None
+        length = float(both.batched.lengths.mean())
+        rows.append(row | {"length_mean": length, "history": history, "temperature": temperature})
+    yield compared("evaluation against one at a time", 10.0, rows, dtype="float32")

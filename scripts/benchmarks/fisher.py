@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.timing import Comparison, alternate, compared
+from benchmarks.timing import compare, compared
 
 PRODUCTS = 10
 
@@ -27,9 +27,8 @@ def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare both forms for each policy."""
     comparisons = []
     for name in ("mlp", "head", "text"):
-        measures = [_measure(name, fisher, options.turns) for fisher in ("gauss_newton", "double_backward")]
-        ours, theirs = alternate(measures[0], measures[1], options.repeats)
-        comparisons.append(Comparison(name=f"{name}, {options.turns} turns", unit="product", ours=ours, theirs=theirs))
+        ours, theirs = (_measure(name, fisher, options.turns) for fisher in ("gauss_newton", "double_backward"))
+        comparisons.append(compare(f"{name}, {options.turns} turns", "product", ours, theirs, options.repeats))
     yield compared("Fisher products, Gauss-Newton against double backward", 1.0, comparisons)
 
 

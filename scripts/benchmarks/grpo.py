@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, compared, trl_clock, trl_settings
+from benchmarks.timing import TRLClock, compare, compared, trl_settings
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor
 
@@ -86,20 +86,16 @@ def vowels(completions: Sequence[str], **_: Any) -> list[float]:
     return [pay(completion) for completion in completions]
 
 
-def adapters(options: argparse.Namespace) -> LoRAConfig | None:
-    """Return the adapters of lrl; None if all weights are trained."""
-    if options.lora_r is None:
-        return None
-    return LoRAConfig(r=options.lora_r, alpha=2 * options.lora_r, last_layers=options.last_layers)
-
-
 class Ours:
     """Runs of lrl."""
 
     def __init__(self, options: argparse.Namespace, tokens: int) -> None:
         self.options, self.states = options, States(options.num_groups, tokens)
+        lora = None
+        if options.lora_r is not None:
+            lora = LoRAConfig(r=options.lora_r, alpha=2 * options.lora_r, last_layers=options.last_layers)
         policy = TextPolicy(
-            LanguageModelConfig(name=options.model, dtype=options.dtype, lora=adapters(options)),
+            LanguageModelConfig(name=options.model, dtype=options.dtype, lora=lora),
             self.states.prompt(),
             SamplingConfig(max_new_tokens=options.max_new_tokens),
             max_prompt_tokens=2048,
@@ -134,27 +130,20 @@ class Theirs:
 
     def __init__(self, options: argparse.Namespace, ours: Ours) -> None:
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
-        from transformers import PrinterCallback
         from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
         from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-        self.options, self.clock = (
-            options,
-            trl_clock(lambda: self.trainer._metrics["train"]["completions/mean_length"][-1]),
-        )
-        batch = options.num_groups * options.group_size
+        self.completions = options.steps * options.num_groups * options.group_size
+        self.clock = TRLClock(lambda trainer: trainer._metrics["train"]["completions/mean_length"][-1])
         arguments = GRPOConfig(
-            **trl_settings(),
+            **trl_settings(options.steps, LR, MAX_GRAD_NORM),
             bf16=options.dtype == "bfloat16",
             activation_checkpointing=False,
-            per_device_train_batch_size=batch,
+            per_device_train_batch_size=options.num_groups * options.group_size,
             num_generations=options.group_size,
             steps_per_generation=1,
             gradient_accumulation_steps=1,
             num_iterations=1,
-            max_steps=options.steps + 1,
-            learning_rate=LR,
-            max_grad_norm=MAX_GRAD_NORM,
             beta=KL_COEF,
             use_bias_correction_kl=False,
             epsilon=CLIP_RANGE,
@@ -165,9 +154,8 @@ class Theirs:
         language_model: Any = ours.module.policy.language_model  # type: ignore
         tokenizer = copy.deepcopy(language_model.tokenizer.tokenizer)
         tokenizer.padding_side = "left"
-        base = load_base(LanguageModelConfig(name=options.model, dtype=options.dtype))
         self.trainer: Any = GRPOTrainer(
-            model=base,
+            model=load_base(LanguageModelConfig(name=options.model, dtype=options.dtype)),
             peft_config=copy.deepcopy(language_model.model.peft_config["default"]) if options.lora_r else None,
             args=arguments,
             callbacks=[self.clock],
@@ -175,21 +163,12 @@ class Theirs:
             train_dataset=Dataset.from_dict({"prompt": ours.prompts}),
             processing_class=tokenizer,
         )
-        self.trainer.remove_callback(PrinterCallback)
         if options.lora_r:
             self.trainer.model.load_state_dict(language_model.model.state_dict())
 
-    @property
-    def response_tokens(self) -> float:
-        """Return the mean length of the timed completions."""
-        return sum(self.clock.counts) / len(self.clock.counts)
-
     def rate(self) -> float:
         """Return completions per second over several steps."""
-        self.clock.times.clear()
-        self.trainer.train()
-        times, options = self.clock.times, self.options
-        return options.steps * options.num_groups * options.group_size / (times[-1] - times[0])
+        return self.completions / self.clock.train(self.trainer)
 
 
 # Checks on the first batch, before anything is timed.
@@ -300,26 +279,25 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
     return notes
 
 
-def compare(options: argparse.Namespace, tokens: int) -> Comparison:
+def measure(options: argparse.Namespace, tokens: int) -> dict[str, Any]:
     """Run the comparison at one prompt length."""
     ours = Ours(options, tokens)
     theirs = Theirs(options, ours)
-    tolerance = 1e-5 if options.dtype == "float32" else None
-    notes: dict[str, Any] = compare_first_batch(ours.module, theirs.trainer, tolerance)
-    rates = alternate(ours.rate, theirs.rate, options.repeats)
-    lengths = [len(ours.module.policy.encode(row.observation, ())) for row in ours.states.rows()]  # type: ignore
-    notes |= {
-        "prompt_tokens": sum(lengths) / len(lengths),
-        "response_tokens_ours": ours.response_tokens,
-        "response_tokens_theirs": theirs.response_tokens,
-    }
-    return Comparison(
-        name=f"prompts of {round(notes['prompt_tokens'])} tokens",
-        unit="completions",
-        ours=rates[0],
-        theirs=rates[1],
-        notes=notes,
+    notes: dict[str, Any] = compare_first_batch(
+        ours.module, theirs.trainer, 1e-5 if options.dtype == "float32" else None
     )
+    lengths = [len(ours.module.policy.encode(row.observation, ())) for row in ours.states.rows()]  # type: ignore
+    notes["prompt_tokens"] = sum(lengths) / len(lengths)
+    name = f"prompts of {round(notes['prompt_tokens'])} tokens"
+    row = compare(name, "completions", ours.rate, theirs.rate, options.repeats, **notes)
+    row["response_tokens_ours"] = ours.response_tokens
+    row["response_tokens_theirs"] = sum(theirs.clock.counts) / len(theirs.clock.counts)
+    print(
+        f"{name}: first loss {row['loss_ours']:.7f} = {row['loss_theirs']:.7f}, completions of "
+        f"{row['response_tokens_ours']:.1f} and {row['response_tokens_theirs']:.1f} tokens",
+        flush=True,
+    )
+    return row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -336,25 +314,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=4)
 
 
-def title(options: argparse.Namespace) -> str:
-    """Return the title for tables, with the model and adapters if they are not the default."""
-    words = ["GRPO step against TRL"]
-    if options.lora_r is not None:
-        layers = "all layers" if options.last_layers is None else f"the last {options.last_layers} layers"
-        words += [options.model, options.dtype, f"LoRA on {layers}"]
-    return ", ".join(words)
-
-
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare all prompt lengths, and yield a report after each of them."""
-    comparisons: list[Comparison] = []
+    title, rows = "GRPO step against TRL", list[dict[str, Any]]()
+    if options.lora_r is not None:
+        layers = "all layers" if options.last_layers is None else f"the last {options.last_layers} layers"
+        title += f", {options.model}, {options.dtype}, LoRA on {layers}"
     for tokens in options.prompt_tokens:
-        comparisons.append(compare(options, tokens))
-        notes = comparisons[-1].notes
-        print(
-            f"{comparisons[-1].name}: first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}, completions of "
-            f"{notes['response_tokens_ours']:.1f} and {notes['response_tokens_theirs']:.1f} tokens",
-            flush=True,
-        )
-        yield compared(title(options), BAR, comparisons, kl_coef=KL_COEF)
+        rows.append(measure(options, tokens))
+        yield compared(title, BAR, rows, kl_coef=KL_COEF)
+        gc.collect()  # frees the models before the next ones are loaded
         gc.collect()

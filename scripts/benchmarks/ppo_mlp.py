@@ -10,31 +10,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.timing import Comparison, WholeRuns, alternate, compared
-
-CONFIG = "configs/cartpole/ppo_mlp.yaml"
+from benchmarks.timing import WholeRuns, compare, compared
 
 
 class Both(WholeRuns):
     """Runs of lrl and of Stable-Baselines3."""
 
-    def theirs(self) -> float:
-        """Return env steps per second of Stable-Baselines3."""
+    def train(self, seed: int) -> float:
+        """Train with Stable-Baselines3, and return the last episode's return."""
         from stable_baselines3 import PPO  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
 
-        started = time.perf_counter()
-        envs = make_vec_env("CartPole-v1", n_envs=self.data["num_envs"], seed=self.seed["theirs"])
         lr = self.model["optimizer"]["lr"]
-        sizes = list(self.model["policy"]["init_args"]["hidden_sizes"])
         model = PPO(
             "MlpPolicy",
-            envs,
+            make_vec_env("CartPole-v1", n_envs=self.data["num_envs"], seed=seed),
             learning_rate=lambda left: left * lr,
             n_steps=self.data["num_steps"],
             batch_size=self.data["num_envs"] * self.data["num_steps"] // self.data["num_minibatches"],
@@ -45,16 +39,16 @@ class Both(WholeRuns):
             vf_coef=self.model["vf_coef"] / 2,  # Stable-Baselines3 does not halve the square
             ent_coef=0.0,
             max_grad_norm=self.trainer["gradient_clip_val"],
-            policy_kwargs={"net_arch": sizes, "activation_fn": torch.nn.ReLU},
-            seed=self.seed["theirs"],
+            policy_kwargs={
+                "net_arch": list(self.model["policy"]["init_args"]["hidden_sizes"]),
+                "activation_fn": torch.nn.ReLU,
+            },
+            seed=seed,
             device="cpu",
         )
         model.learn(self.steps)
-        rate = self.steps / (time.perf_counter() - started)
-        self.seed["theirs"] += 1
         buffer: Any = model.ep_info_buffer
-        self.returns["theirs"].append(float(buffer[-1]["r"]))
-        return rate
+        return float(buffer[-1]["r"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,11 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare whole runs."""
-    both = Both(CONFIG, options.env_steps, "rollout/return")
-    ours, theirs = alternate(both.ours, both.theirs, options.repeats)
-    notes = {"last_returns": both.returns, "wall_clock_ratio": sum(1 / r for r in ours) / sum(1 / r for r in theirs)}
+    both = Both("configs/cartpole/ppo_mlp.yaml", options.env_steps, "rollout/return")
+    row = compare(f"CartPole, {both.steps} env steps", "env steps", both.ours, both.theirs, options.repeats)
+    times = (sum(1 / rate for rate in row[side]) for side in ("ours", "theirs"))
+    notes = {"last_returns": both.returns, "wall_clock_ratio": next(times) / next(times)}
     print(json.dumps(notes))
-    comparison = Comparison(
-        name=f"CartPole, {both.steps} env steps", unit="env steps", ours=ours, theirs=theirs, notes=notes
-    )
-    yield compared("PPO on a network against SB3", 1 / 1.2, [comparison], settings=both.model)
+    yield compared("PPO on a network against SB3", 1 / 1.2, [row | notes], settings=both.model)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, compared
+from benchmarks.timing import compare, compared
 from torch import Tensor
 
 from lrl.envs.factory import GymnasiumEnvs
@@ -51,15 +52,8 @@ class Both:
         policy.configure()
         return policy.eval()
 
-    def ours(self) -> float:
-        """Return env steps per second of ``ScoringPolicy``."""
-        return self._play(self.policy)
-
-    def theirs(self) -> float:
-        """Return env steps per second with one row per prompt and action."""
-        return self._play(self.repeating)
-
-    def _play(self, policy: ScoringPolicy) -> float:
+    def play(self, policy: ScoringPolicy) -> float:
+        """Return env steps per second of one of the policies, which both must play the same episodes."""
         count, seed = self.options.num_envs, self.options.seed
         self.played.append(evaluate_policy(policy, self.envs, count, seed, count, policy.sampling))
         assert (self.played[-1].returns == self.played[0].returns).all()
@@ -123,10 +117,10 @@ def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Check that both are the same policy, and compare them."""
     both = Both(options)
     difference = both.check()
-    ours, theirs = alternate(both.ours, both.theirs, options.repeats)
+    ours, theirs = (partial(both.play, policy) for policy in (both.policy, both.repeating))
+    row = compare("", "env steps", ours, theirs, options.repeats, largest_difference=difference)
     tokens = float(np.mean(both.prompt_tokens))
     print(f"prompts of {tokens:.0f} tokens, probabilities differ by {difference:.1e}")
-    notes = {"largest_difference": difference, "prompt_tokens": tokens}
     name = f"{len(both.policy.action_texts)} actions, prompts of {tokens:.0f} tokens"
-    comparison = Comparison(name=name, unit="env steps", ours=ours, theirs=theirs, notes=notes)
-    yield compared("scoring against a row per candidate", 5.0, [comparison], dtype="float32")
+    row |= {"name": name, "prompt_tokens": tokens}
+    yield compared("scoring against a row per candidate", 5.0, [row], dtype="float32")

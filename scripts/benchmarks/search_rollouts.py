@@ -9,16 +9,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 
 from lrl.search.experiments import make_policy
-from lrl.search.policies import SearchedPolicy
 from lrl.search.rollouts import make_batched, play_parameters, proposal_seeds
-from lrl.search.tasks import TASKS, SearchTask
+from lrl.search.searchers import Trial
+from lrl.search.tasks import TASKS
 
 BAR = 100_000
 """Env steps per second that CartPole should reach."""
@@ -33,50 +32,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=3)
 
 
-def timed(
-    task: SearchTask, policy: SearchedPolicy, envs: VectorEnv, proposals: Sequence[np.ndarray]
-) -> tuple[float, float, int]:
-    """Play proposals once each and return env steps per second, env steps per CPU second, and env steps."""
-    seconds, cpu_seconds, env_steps = time.perf_counter(), time.process_time(), 0
-    for index, parameters in enumerate(proposals):
-        seeds = proposal_seeds(0, index, envs.num_envs)
-        env_steps += play_parameters(policy, envs, parameters, seeds, task.max_steps).env_steps
-    seconds, cpu_seconds = time.perf_counter() - seconds, time.process_time() - cpu_seconds
-    return env_steps / seconds, env_steps / cpu_seconds, env_steps
-
-
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure one task and print a line for random proposals and one for the best of them."""
     task = TASKS[name]
     policy, envs = make_policy(task), make_batched(task.env_factory(), options.rollouts)
+
+    def play(parameters: np.ndarray, index: int) -> Trial:
+        return play_parameters(policy, envs, parameters, proposal_seeds(0, index, envs.num_envs), task.max_steps)
+
     rng, space = np.random.default_rng(0), policy.parameter_space()
     random = [space.sample(rng) for _ in range(options.proposals)]
-    values = [
-        play_parameters(policy, envs, one, proposal_seeds(0, index, options.rollouts), task.max_steps).value
-        for index, one in enumerate(random)
-    ]
-    kinds = {"random": random, "best": [random[int(np.argmax(values))]] * options.best_proposals}
-    rates: dict[str, list[tuple[float, float, int]]] = {kind: [] for kind in kinds}
-    for _ in range(options.repeats):
-        for kind, proposals in kinds.items():
-            rates[kind].append(timed(task, policy, envs, proposals))
+    best = int(np.argmax([play(parameters, index).value for index, parameters in enumerate(random)]))
+    figures: list[dict[str, Any]] = []
+    for kind, proposals in {"random": random, "best": [random[best]] * options.best_proposals}.items():
+        rates, cpu_rates, env_steps = list[float](), list[float](), 0
+        for _ in range(options.repeats):
+            seconds, cpu_seconds = time.perf_counter(), time.process_time()
+            env_steps = sum(play(parameters, index).env_steps for index, parameters in enumerate(proposals))
+            rates.append(env_steps / (time.perf_counter() - seconds))
+            cpu_rates.append(env_steps / (time.process_time() - cpu_seconds))
+        length = env_steps / (len(proposals) * options.rollouts)
+        print(
+            f"{name:26s} {kind:8s} {length:10.1f} {statistics.median(rates):14,.0f} "
+            f"({min(rates):,.0f} to {max(rates):,.0f}) {statistics.median(cpu_rates):14,.0f}"
+        )
+        rated = {"env_steps_per_second": rates, "env_steps_per_cpu_second": cpu_rates}
+        figures.append(
+            {"task": name, "policies": kind, "episode_length": length, **rated, "rollouts": options.rollouts}
+        )
     envs.close()
-    return [
-        _figures(name, kind, len(kinds[kind]) * options.rollouts, each) | {"rollouts": options.rollouts}
-        for kind, each in rates.items()
-    ]
-
-
-def _figures(name: str, kind: str, episodes: int, rates: Sequence[tuple[float, float, int]]) -> dict[str, Any]:
-    """Print one line, and return its numbers."""
-    per_second, per_cpu_second = [rate[0] for rate in rates], [rate[1] for rate in rates]
-    length = rates[0][2] / episodes
-    print(
-        f"{name:26s} {kind:8s} {length:10.1f} {statistics.median(per_second):14,.0f} "
-        f"({min(per_second):,.0f} to {max(per_second):,.0f}) {statistics.median(per_cpu_second):14,.0f}"
-    )
-    rated = {"env_steps_per_second": per_second, "env_steps_per_cpu_second": per_cpu_second}
-    return {"task": name, "policies": kind, "episode_length": length, **rated}
+    return figures
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

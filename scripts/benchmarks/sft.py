@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import lightning as L
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, alternate, compared, trl_clock, trl_settings
+from benchmarks.timing import TRLClock, compare, compared, trl_settings
+from lightning.pytorch.callbacks import LambdaCallback
 
 from lrl.algorithms.sft import SFTModule
 from lrl.api import train
@@ -55,26 +55,6 @@ class Lakes(Demonstrations):
         return Demonstration(text, THINK.render(action, f"I see {text.splitlines()[0]}, I choose"))
 
 
-class Clock(L.Callback):
-    """Records the time at the end of each step of lrl, and the number of its tokens."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.tokens: list[int] = []
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: TurnBatch, batch_idx: int
-    ) -> None:
-        """Record both."""
-        self.times.append(time.perf_counter())
-        self.tokens.append(int(batch.inputs["prompt_mask"].sum() + batch.response_mask.sum()))
-
-    @property
-    def rate(self) -> float:
-        """Return tokens per second, without the first step."""
-        return sum(self.tokens[1:]) / (self.times[-1] - self.times[0])
-
-
 class Ours:
     """Runs of lrl; without ``pack_tokens``, rows are sorted by length and padded."""
 
@@ -103,13 +83,19 @@ class Ours:
         return collate_demonstrations(prompts, [self.policy.encode_response(turn.response) for turn in turns])
 
     def rate(self) -> float:
-        """Return tokens per second over several steps."""
-        clock = Clock()
+        """Return tokens per second over several steps, without the first one."""
+        times, tokens = list[float](), list[int]()
+
+        def record(trainer: Any, module: Any, outputs: Any, batch: TurnBatch, index: int) -> None:
+            times.append(time.perf_counter())
+            tokens.append(int(batch.inputs["prompt_mask"].sum() + batch.response_mask.sum()))
+
         data = DemonstrationsDataModule(
             Lakes(self.options.demonstrations), GymnasiumEnvs("FrozenLake-v1"), batch_size=self.batch_size
         )
-        train(self.module, data, max_epochs=-1, max_steps=self.options.steps + 1, callbacks=[clock], **SETTINGS)
-        return clock.rate
+        clock, steps = LambdaCallback(on_train_batch_end=record), self.options.steps + 1
+        train(self.module, data, max_epochs=-1, max_steps=steps, callbacks=[clock], **SETTINGS)
+        return sum(tokens[1:]) / (times[-1] - times[0])
 
 
 class Theirs:
@@ -117,44 +103,28 @@ class Theirs:
 
     def __init__(self, options: argparse.Namespace, rows: list[dict[str, str]], **changes: Any) -> None:
         from datasets import Dataset, disable_progress_bars  # pyright: ignore[reportMissingImports]
-        from transformers import AutoTokenizer, PrinterCallback
+        from transformers import AutoTokenizer
         from trl.trainer.sft_config import SFTConfig  # pyright: ignore[reportMissingImports]
         from trl.trainer.sft_trainer import SFTTrainer  # pyright: ignore[reportMissingImports]
 
         disable_progress_bars()
-        arguments = SFTConfig(
-            **trl_settings(),
-            bf16=False,
-            max_steps=options.steps + 1,
-            learning_rate=LR,
-            max_grad_norm=MAX_GRAD_NORM,
-            model_init_kwargs={"dtype": "float32"},
-            **changes,
-        )
-        self.clock = trl_clock(lambda: float(self.trainer._total_train_tokens))
+        settings = trl_settings(options.steps, LR, MAX_GRAD_NORM)
+        self.clock = TRLClock(lambda trainer: float(trainer._total_train_tokens))
         self.trainer: Any = SFTTrainer(
             model=options.model,
-            args=arguments,
+            args=SFTConfig(**settings, bf16=False, model_init_kwargs={"dtype": "float32"}, **changes),
             train_dataset=Dataset.from_list(rows),
             callbacks=[self.clock],
             processing_class=AutoTokenizer.from_pretrained(options.model),
         )
-        self.trainer.remove_callback(PrinterCallback)
-
-    def batch(self, count: int) -> dict[str, Any]:
-        """Return the first demonstrations."""
-        return dict(self.trainer.data_collator([self.trainer.train_dataset[row] for row in range(count)]))
 
     def rate(self) -> float:
         """Return tokens per second over several steps."""
-        times, counts = self.clock.times, self.clock.counts
-        times.clear()
-        counts.clear()
-        self.trainer.train()
-        return (counts[-1] - counts[0]) / (times[-1] - times[0])
+        seconds = self.clock.train(self.trainer)
+        return (self.clock.counts[-1] - self.clock.counts[0]) / seconds
 
 
-def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, float]:
+def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, Any]:
     """Compare loss and gradient on the first demonstrations.
 
     Raises:
@@ -162,7 +132,8 @@ def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, flo
     """
     batch, trainer = ours.batch(count), theirs.trainer
     trainer.model.train()
-    losses = ours.policy.evaluate(batch).logprobs, trainer.compute_loss(trainer.model, theirs.batch(count))
+    their_batch = dict(trainer.data_collator([trainer.train_dataset[row] for row in range(count)]))
+    losses = ours.policy.evaluate(batch).logprobs, trainer.compute_loss(trainer.model, their_batch)
     own = -losses[0].sum() / batch.response_mask.sum()
     models = ours.policy.language_model.model, trainer.model
     grads = [
@@ -174,19 +145,18 @@ def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, flo
     return {"loss_ours": own.item(), "loss_theirs": losses[1].item(), "gradient_norm": grads[0].norm().item()}
 
 
-def padded(options: argparse.Namespace, checkpointing: bool) -> Comparison:
+def padded(options: argparse.Namespace, checkpointing: bool) -> dict[str, Any]:
     """Compare training with one optimizer step per ``batch_size`` demonstrations."""
     ours = Ours(options, options.batch_size, None)
     changes = {} if checkpointing else {"activation_checkpointing": False}
     theirs = Theirs(options, ours.rows(), per_device_train_batch_size=options.batch_size, **changes)
     notes = compare_first_batch(ours, theirs, options.batch_size)
     print(f"first loss {notes['loss_ours']:.7f} = {notes['loss_theirs']:.7f}")
-    rates = alternate(ours.rate, theirs.rate, options.repeats)
     name = "TRL's defaults" if checkpointing else "without activation checkpointing"
-    return Comparison(name=name, unit="tokens", ours=rates[0], theirs=rates[1], notes=notes)
+    return compare(name, "tokens", ours.rate, theirs.rate, options.repeats, **notes)
 
 
-def packed(options: argparse.Namespace) -> Comparison:
+def packed(options: argparse.Namespace) -> dict[str, Any]:
     """Compare training on rows of ``pack_tokens``, with about as many demonstrations per step."""
     ours = Ours(options, 1, options.pack_tokens)
     lengths = ours.batch(len(ours.turns))
@@ -200,8 +170,7 @@ def packed(options: argparse.Namespace) -> Comparison:
         max_length=options.pack_tokens,
         activation_checkpointing=False,
     )
-    rates = alternate(ours.rate, theirs.rate, options.repeats)
-    return Comparison(name="packed", unit="tokens", ours=rates[0], theirs=rates[1], notes={"tokens_mean": mean})
+    return compare("packed", "tokens", ours.rate, theirs.rate, options.repeats, tokens_mean=mean)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

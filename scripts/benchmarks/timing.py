@@ -1,4 +1,4 @@
-"""Functions that benchmarks share: timing of two implementations, a quiet trainer, and whole training runs."""
+"""Functions that benchmarks share: timing of two implementations, trainers of TRL, and whole training runs."""
 
 from __future__ import annotations
 
@@ -6,60 +6,24 @@ import csv
 import os
 import platform
 import shlex
-import shutil
 import statistics
 import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 import yaml
+from transformers import PrinterCallback, TrainerCallback
 
 from lrl.cli.run_directory import commit
 
 Measure = Callable[[], float]
 """Runs an implementation and returns its rate in units per second."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Rates of lrl and of another library in each repeat."""
-
-    name: str
-    unit: str
-    """Unit of what a rate counts per second."""
-    ours: list[float]
-    theirs: list[float]
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float:
-        """Return the median rate of lrl over the median rate of the other library."""
-        return statistics.median(self.ours) / statistics.median(self.theirs)
-
-    @property
-    def ratios(self) -> tuple[float, float]:
-        """Return the smallest and the largest ratio within a repeat."""
-        each = [own / other for own, other in zip(self.ours, self.theirs, strict=True)]
-        return min(each), max(each)
-
-    def line(self) -> str:
-        """Return one row of the printed table."""
-        rates = (f"{statistics.median(rates):10.1f}" for rates in (self.ours, self.theirs))
-        low, high = self.ratios
-        return f"{self.name:36s} {' '.join(rates)} {self.unit + '/s':14s} {self.ratio:6.2f}x  ({low:.2f} to {high:.2f})"
-
-    def report(self) -> dict[str, Any]:
-        """Return all numbers for the JSON file."""
-        low, high = self.ratios
-        figures = {"ratio": self.ratio, "ratio_min": low, "ratio_max": high, "ours": self.ours, "theirs": self.theirs}
-        return {"name": self.name, "unit": f"{self.unit}/s", **figures, **self.notes}
 
 
 def alternate(ours: Measure, theirs: Measure, repeats: int, warm: bool = False) -> tuple[list[float], list[float]]:
@@ -83,21 +47,44 @@ def alternate(ours: Measure, theirs: Measure, repeats: int, warm: bool = False) 
     return rates
 
 
-def compared(title: str, bar: float | None, comparisons: list[Comparison], **notes: Any) -> dict[str, Any]:
+def compare(
+    name: str, unit: str, ours: Measure, theirs: Measure, repeats: int, warm: bool = False, **notes: Any
+) -> dict[str, Any]:
+    """Measure two implementations with :func:`alternate`, and return a row of the table for :func:`compared`.
+
+    Args:
+        name: Name of the row.
+        unit: Unit of what a rate counts per second.
+        ours: Measures lrl.
+        theirs: Measures the other implementation.
+        repeats: Number of measurements of each.
+        warm: Whether both have run before.
+        notes: Further entries of the row.
+    """
+    rates = alternate(ours, theirs, repeats, warm)
+    ratios = [own / other for own, other in zip(*rates, strict=True)]
+    ratio = statistics.median(rates[0]) / statistics.median(rates[1])
+    row = {"name": name, "unit": f"{unit}/s", "ratio": ratio, "ratio_min": min(ratios), "ratio_max": max(ratios)}
+    return row | {"ours": rates[0], "theirs": rates[1]} | notes
+
+
+def compared(title: str, bar: float | None, rows: list[dict[str, Any]], **notes: Any) -> dict[str, Any]:
     """Print the table of comparisons, and return the report for the JSON file.
 
     Args:
         title: Title of the report.
         bar: Ratio that lrl should reach; None if there is none.
-        comparisons: Rows of the table.
+        rows: Rows of the table, see :func:`compare`.
         notes: Further entries of the report.
     """
     print(f"{'':36s} {'ours':>10s} {'theirs':>10s} {'':14s} {'ratio':>7s}  (smallest to largest of the repeats)")
-    for comparison in comparisons:
-        print(comparison.line())
+    for row in rows:
+        ours, theirs = statistics.median(row["ours"]), statistics.median(row["theirs"])
+        spread = f"({row['ratio_min']:.2f} to {row['ratio_max']:.2f})"
+        print(f"{row['name']:36s} {ours:10.1f} {theirs:10.1f} {row['unit']:14s} {row['ratio']:6.2f}x  {spread}")
     if bar is not None:
         print(f"bar: {bar:g}x")
-    return {"bar": bar, "title": title, **notes, "comparisons": [comparison.report() for comparison in comparisons]}
+    return {"bar": bar, "title": title, **notes, "comparisons": rows}
 
 
 def provenance() -> dict[str, Any]:
@@ -116,8 +103,8 @@ def provenance() -> dict[str, Any]:
     return {"command": "python " + shlex.join(sys.argv), "commit": commit(), "machine": machine}
 
 
-def trl_settings() -> dict[str, Any]:
-    """Return settings with which TRL neither logs nor saves, on the CPU."""
+def trl_settings(steps: int, lr: float, max_grad_norm: float) -> dict[str, Any]:
+    """Return settings with which TRL takes ``steps`` timed steps after a first one, without logging and saving."""
     return {
         "output_dir": tempfile.mkdtemp(),
         "use_cpu": True,
@@ -127,23 +114,31 @@ def trl_settings() -> dict[str, Any]:
         "save_strategy": "no",
         "dataloader_pin_memory": False,
         "lr_scheduler_type": "constant",
+        "max_steps": steps + 1,
+        "learning_rate": lr,
+        "max_grad_norm": max_grad_norm,
     }
 
 
-def trl_clock(count: Callable[[], float]) -> Any:
-    """Return a callback of TRL that records the time and ``count()`` at the end of each step."""
-    from transformers import TrainerCallback
+class TRLClock(TrainerCallback):
+    """Records the time and ``count(trainer)`` at the end of each step of a trainer of TRL."""
 
-    class StepClock(TrainerCallback):
-        def __init__(self) -> None:
-            self.times: list[float] = []
-            self.counts: list[float] = []
+    def __init__(self, count: Callable[[Any], float]) -> None:
+        self.count = count
+        self.times: list[float] = []
+        self.counts: list[float] = []
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.times.append(time.perf_counter())
-            self.counts.append(count())
+    def train(self, trainer: Any) -> float:
+        """Run the trainer, and return the seconds from the end of the first step to the end of the last."""
+        self.trainer, self.times, self.counts = trainer, [], []
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        return self.times[-1] - self.times[0]
 
-    return StepClock()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record both."""
+        self.times.append(time.perf_counter())
+        self.counts.append(self.count(self.trainer))
 
 
 class WholeRuns(ABC):
@@ -153,11 +148,10 @@ class WholeRuns(ABC):
         config: Configuration of the runs of lrl, including its parsing, logging and checkpoints.
         env_steps: Number of environment steps of both, rounded up to whole collections.
         figure: Column of ``metrics.csv`` whose last value is kept; held-out episodes are played only for ``val/...``.
-        keep_runs: Folder for the run directories of lrl, each named after its seed; None deletes them.
     """
 
-    def __init__(self, config: str, env_steps: int, figure: str, keep_runs: Path | None = None) -> None:
-        self.config, self.figure, self.keep_runs = config, figure, keep_runs
+    def __init__(self, config: str, env_steps: int, figure: str) -> None:
+        self.config, self.figure = config, figure
         content = yaml.safe_load(Path(config).read_text())
         self.model: dict[str, Any] = content["model"]["init_args"]
         self.data: dict[str, Any] = content["data"]["init_args"]
@@ -165,34 +159,35 @@ class WholeRuns(ABC):
         per_collection = self.data["num_envs"] * self.data["num_steps"]
         self.collections = -(-env_steps // per_collection)
         self.steps = self.collections * per_collection
-        self.seed = {"ours": 0, "theirs": 0}
         self.returns: dict[str, list[float]] = {"ours": [], "theirs": []}
 
     def ours(self) -> float:
         """Return environment steps per second of ``lrl fit``."""
         from lrl.cli.main import LRLCLI
 
-        folder = Path(tempfile.mkdtemp())
-        run = (self.keep_runs or folder) / str(self.seed["ours"])
-        changes = {
-            "seed_everything": self.seed["ours"],
-            "data.init_args.max_env_steps": self.steps,
-            "trainer.max_epochs": self.collections,
-            "trainer.check_val_every_n_epoch": self.collections + (not self.figure.startswith("val/")),
-            "run_directory": run,
-        }
-        arguments = [word for name, value in changes.items() for word in (f"--{name}", str(value))]
-        self.seed["ours"] += 1
-        os.environ.pop("LRL_RUN_DIRECTORY", None)  # set by the previous run
-        started = time.perf_counter()
-        LRLCLI(["fit", "--config", self.config, *arguments])
-        rate = self.steps / (time.perf_counter() - started)
-        with (run / "metrics.csv").open() as file:
-            found = [row[self.figure] for row in csv.DictReader(file) if row.get(self.figure)]
+        with tempfile.TemporaryDirectory() as folder:
+            changes = {
+                "seed_everything": len(self.returns["ours"]),
+                "data.init_args.max_env_steps": self.steps,
+                "trainer.max_epochs": self.collections,
+                "trainer.check_val_every_n_epoch": self.collections + (not self.figure.startswith("val/")),
+                "run_directory": f"{folder}/run",
+            }
+            os.environ.pop("LRL_RUN_DIRECTORY", None)  # set by the previous run
+            started = time.perf_counter()
+            LRLCLI(["fit", "--config", self.config, *(f"--{name}={value}" for name, value in changes.items())])
+            rate = self.steps / (time.perf_counter() - started)
+            with Path(folder, "run/metrics.csv").open() as file:
+                found = [row[self.figure] for row in csv.DictReader(file) if row.get(self.figure)]
         self.returns["ours"].append(float(found[-1]))
-        shutil.rmtree(folder)
         return rate
 
-    @abstractmethod
     def theirs(self) -> float:
         """Return environment steps per second of the other library."""
+        started = time.perf_counter()
+        self.returns["theirs"].append(self.train(len(self.returns["theirs"])))
+        return self.steps / (time.perf_counter() - started)
+
+    @abstractmethod
+    def train(self, seed: int) -> float:
+        """Train with the other library, and return the return that is kept."""

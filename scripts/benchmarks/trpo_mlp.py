@@ -16,29 +16,25 @@ import argparse
 import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import Comparison, WholeRuns, alternate, compared
+from benchmarks.timing import WholeRuns, compare, compared
 
 from lrl.evaluation.statistics import headline_seed
-
-CONFIG = "configs/half_cheetah/trpo_mlp.yaml"
 
 
 class Both(WholeRuns):
     """Runs of lrl and of sb3-contrib."""
 
-    def theirs(self) -> float:
-        """Return env steps per second of sb3-contrib."""
+    def train(self, seed: int) -> float:
+        """Train with sb3-contrib, and return the mean return of held-out episodes."""
         from sb3_contrib import TRPO  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common.env_util import make_vec_env  # pyright: ignore[reportMissingImports]
         from stable_baselines3.common.vec_env import VecNormalize  # pyright: ignore[reportMissingImports]
 
-        seed, policy = self.seed["theirs"], self.model["policy"]["init_args"]
-        started = time.perf_counter()
+        policy = self.model["policy"]["init_args"]
         clip = policy["observation_clip"]
         make = lambda number, seed: make_vec_env("HalfCheetah-v5", n_envs=number, seed=seed)  # noqa: E731
         envs = VecNormalize(make(self.data["num_envs"], seed), norm_reward=False, clip_obs=clip)
@@ -59,9 +55,7 @@ class Both(WholeRuns):
         model.learn(self.steps)
         held_out = VecNormalize(make(20, 10_000), norm_reward=False, clip_obs=clip, training=False)
         held_out.obs_rms = envs.obs_rms
-        self.returns["theirs"].append(_play(model, held_out))
-        self.seed["theirs"] += 1
-        return self.steps / (time.perf_counter() - started)
+        return _play(model, held_out)
 
 
 def _play(model: Any, envs: Any) -> float:
@@ -77,39 +71,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``benchmark.py trpo_mlp``."""
     parser.add_argument("--env_steps", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--keep_runs", type=Path, help="folder for our run directories, each named by its seed")
     parser.add_argument("--theirs_only", type=int, help="only sb3-contrib, on this many headline seeds")
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare whole runs, or run sb3-contrib only."""
-    both = Both(CONFIG, options.env_steps, "val/return", options.keep_runs)
+    both = Both("configs/half_cheetah/trpo_mlp.yaml", options.env_steps, "val/return")
     if options.theirs_only:
         yield from _theirs(both, options.theirs_only)
         return
-    ours, theirs = alternate(both.ours, both.theirs, options.repeats, warm=True)
-    comparison = Comparison(
-        name=f"HalfCheetah-v5, {both.steps} env steps",
-        unit="env steps",
-        ours=ours,
-        theirs=theirs,
-        notes={"returns": both.returns},
-    )
-    yield compared("TRPO on a network against sb3-contrib", 1.0, [comparison], settings=both.model)
+    name = f"HalfCheetah-v5, {both.steps} env steps"
+    row = compare(name, "env steps", both.ours, both.theirs, options.repeats, warm=True, returns=both.returns)
+    yield compared("TRPO on a network against sb3-contrib", 1.0, [row], settings=both.model)
 
 
 def _theirs(both: Both, count: int) -> Iterator[dict[str, Any]]:
     """Run sb3-contrib on headline seeds, and yield a report after each of them."""
     torch.set_num_threads(1)
-    seeds, minutes = [headline_seed(index) for index in range(count)], list[float]()
-    for done, seed in enumerate(seeds, 1):
-        both.seed["theirs"] = seed
-        minutes.append(round(both.steps / both.theirs() / 60, 2))
-        print(f"seed {seed}: {both.returns['theirs'][-1]:.0f} after {minutes[-1]} minutes", flush=True)
+    seeds, returns, minutes = list[int](), list[float](), list[float]()
+    for seed in map(headline_seed, range(count)):
+        started = time.perf_counter()
+        returns.append(both.train(seed))
+        minutes.append(round((time.perf_counter() - started) / 60, 2))
+        seeds.append(seed)
+        print(f"seed {seed}: {returns[-1]:.0f} after {minutes[-1]} minutes", flush=True)
         yield {
             "title": f"sb3-contrib's TRPO on HalfCheetah-v5, {both.steps} env steps, return of 20 held-out episodes",
             "settings": both.model,
-            "seeds": seeds[:done],
-            "returns": both.returns["theirs"],
+            "seeds": seeds,
+            "returns": returns,
             "minutes": minutes,
         }
