@@ -54,13 +54,15 @@ def compare(
         raise ValueError(
             f"--bounds is {list(bounds)}, but env steps have no such bounds; leave it out with --steps_to."
         )
-    ours, theirs = (comparison.read_figures(paths, metric, bounds, steps_to) for paths in (runs, baseline))
-    bounds = bounds or ours.bounds or theirs.bounds
-    for value in (*ours.by_seed.values(), *theirs.by_seed.values()):
+    (ours, our_bounds), (theirs, their_bounds) = (
+        comparison.read_figures(paths, metric, bounds, steps_to) for paths in (runs, baseline)
+    )
+    bounds = bounds or our_bounds or their_bounds
+    for value in (*ours.values(), *theirs.values()):
         if bounds is not None and not bounds[0] <= value <= bounds[1]:
             low, high = bounds
             raise ValueError(f"{metric} has bounds {low:g} and {high:g}, but a run ends at {value:g}; set --bounds.")
-    result = comparison.compare(ours.by_seed, theirs.by_seed, bounded=bounds is not None)
+    result = comparison.compare(ours, theirs, bounded=bounds is not None)
     reached = "" if steps_to is None else f"env steps until {steps_to:g} is reached by "
     print(report(result, reached + metric, bootstrap))
 

@@ -5,7 +5,6 @@ Power is that of the two-sided paired t test (Cohen, Statistical Power Analysis 
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from lrl.evaluation.pictures import metrics_file
+from lrl.evaluation.pictures import logged_rows
 from lrl.evaluation.report import read_result
 from lrl.evaluation.statistics import MIN_SEEDS, Interval, bootstrap_interval, bounds_of, t_interval
 
@@ -166,21 +165,8 @@ DEFAULT_METRIC = "val/exact_success"
 """Metric that is read if neither the user nor a stored result names one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFigures:
-    """Holds one number per run: the last value of a metric, or the env steps until the metric reached a value."""
-
-    by_seed: Mapping[int, float]
-    """Seed to value."""
-    bounds: tuple[float, float] | None
-    """Minimum and maximum of the possible values; None if they are not known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Curve:
-    values: Sequence[float]
-    env_steps: Sequence[float]
-    """Env steps at each value; empty if the run does not count them."""
+_Curve = tuple[Sequence[float], Sequence[float]]
+"""Values of a metric, and the env steps at each value; no env steps if the run does not count them."""
 
 
 def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
@@ -200,7 +186,7 @@ def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
 
 def read_figures(
     paths: Sequence[Path], metric: str, bounds: tuple[float, float] | None = None, steps_to: float | None = None
-) -> RunFigures:
+) -> tuple[dict[int, float], tuple[float, float] | None]:
     """Read one number of every run: the last value of a metric, or the env steps until it reached a value.
 
     Args:
@@ -208,6 +194,9 @@ def read_figures(
         metric: a column of ``metrics.csv``; of stored results, their metric or the one that is drawn.
         bounds: bounds of the metric; None uses those of a rate or of a stored result.
         steps_to: if given, read the env steps after which the metric first reaches this value.
+
+    Returns:
+        The numbers by seed, and the minimum and maximum of their possible values; None if these are not known.
 
     Raises:
         ValueError: If a path does not exist or lacks the metric, a run never reaches ``steps_to``, or two runs have the
@@ -228,9 +217,8 @@ def read_figures(
                 raise ValueError(f"run is {str(path)!r}, whose seed {seed} another run has; name one run per seed.")
             curves[seed] = curve
     if steps_to is not None:
-        return RunFigures(by_seed=_steps_to(steps_to, metric, curves), bounds=None)
-    last = {seed: curve.values[-1] for seed, curve in curves.items()}
-    return RunFigures(by_seed=last, bounds=bounds or bounds_of({"metric": metric}))
+        return _steps_to(steps_to, metric, curves), None
+    return {seed: values[-1] for seed, (values, _) in curves.items()}, bounds or bounds_of({"metric": metric})
 
 
 def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[int, float]:
@@ -239,18 +227,17 @@ def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[i
     Raises:
         ValueError: If a run never reaches the value, or does not count env steps.
     """
-    best = {seed: max(curve.values) for seed, curve in curves.items()}
-    worst = min(best, key=lambda seed: best[seed])
+    best = {seed: max(values) for seed, (values, _) in curves.items()}
+    worst = min(best, key=best.__getitem__)
     if not best[worst] >= value:
         raise ValueError(
             f"steps_to is {value:g}, but {metric} of seed {worst} reaches {best[worst]:g}; it must be at most that."
         )
-    without = [seed for seed, curve in curves.items() if len(curve.env_steps) < len(curve.values)]
+    without = [seed for seed, (values, env_steps) in curves.items() if len(env_steps) < len(values)]
     if without:
         raise ValueError(f"steps_to is {value:g}, but {metric} of seed {without[0]} has no env steps; leave it out.")
     return {
-        seed: next(steps for steps, one in zip(curve.env_steps, curve.values, strict=True) if one >= value)
-        for seed, curve in curves.items()
+        seed: next(steps for one, steps in zip(*curve, strict=True) if one >= value) for seed, curve in curves.items()
     }
 
 
@@ -271,20 +258,14 @@ def _kept_curve(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], m
     curve = next((run[name] for name in ("curve", "drawn") if metric in run.get(name, {})), None)
     if curve is None:
         raise ValueError(f"metric is {metric!r}, but {path} holds {result['metric']!r}; name that metric.")
-    return _Curve(values=[float(value) for value in curve[metric]], env_steps=curve.get("env_steps", []))
+    return [float(value) for value in curve[metric]], curve.get("env_steps", [])
 
 
 def _logged_curve(run: Path, metric: str) -> _Curve:
     """Return a column of ``metrics.csv``."""
-    file = metrics_file(run)
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    logged = [row for row in rows if row.get(metric)]
-    if not logged:
-        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
-        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
-    steps = [float(row["clock/env_steps"]) for row in logged if row.get("clock/env_steps")]
-    return _Curve(values=[float(row[metric]) for row in logged], env_steps=steps)
+    rows = logged_rows(run, metric)
+    steps = [float(row["clock/env_steps"]) for row in rows if row.get("clock/env_steps")]
+    return [float(row[metric]) for row in rows], steps
 
 
 def _seed(run: Path) -> int:

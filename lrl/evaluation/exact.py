@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -90,30 +90,8 @@ class ExactResults:
         return np.array([lake.optimum for lake in self.lakes])
 
 
-@dataclass(frozen=True, kw_only=True)
-class WrongState:
-    """Describes a state in which a policy's greedy action is not optimal."""
-
-    row: int
-    column: int
-    action: str
-    """The greedy action."""
-    probability: float
-    """Sampling probability of the greedy action."""
-    best: str
-    """The optimal actions, joined by ``or``."""
-    best_probability: float
-    """Sampling probability of any of the optimal actions."""
-
-    def __str__(self) -> str:
-        return (
-            f"row {self.row} column {self.column}: {self.action} has {self.probability:.2f}, "
-            f"{self.best} (best) {self.best_probability:.2f}"
-        )
-
-
-def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[WrongState]:
-    """Return the states in which the greedy action is not optimal, in ascending order.
+def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[str]:
+    """Describe the states in which the greedy action is not optimal, in ascending order.
 
     The greedy action of a policy that writes text need not be its most probable action: several texts can name the same
     action, and the most probable first token can lead to an improbable text.
@@ -123,8 +101,11 @@ def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[Wr
         greedy: action probabilities ``(state, action)`` of greedy decoding; a row of zeros is an invalid response.
         sampled: action probabilities ``(state, action)`` of sampling; if a row sums to less than 1, the rest is the
             probability of invalid responses.
+
+    Returns:
+        For each state its position, the greedy action and the optimal actions, with the probabilities of sampling them.
     """
-    q, names, wrong = lake.q_values, FrozenLakeCodec().action_texts, list[WrongState]()
+    q, names, wrong = lake.q_values, FrozenLakeCodec().action_texts, list[str]()
     for state in lake.states:
         best = np.flatnonzero(q[state] >= q[state].max() - _TIE)
         chosen, shares = (np.append(row[state], 1 - row[state].sum()) for row in (greedy, sampled))  # last: invalid
@@ -133,19 +114,13 @@ def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[Wr
             continue
         row, column = divmod(state, len(lake.desc[0]))
         wrong.append(
-            WrongState(
-                row=row,
-                column=column,
-                action=[*names, "an invalid response"][action],
-                probability=float(shares[action]),
-                best=" or ".join(names[action] for action in best),
-                best_probability=float(sampled[state, best].sum()),
-            )
+            f"row {row} column {column}: {[*names, 'an invalid response'][action]} has {shares[action]:.2f}, "
+            f"{' or '.join(names[action] for action in best)} (best) {sampled[state, best].sum():.2f}"
         )
     return wrong
 
 
-def is_frozen_lake(envs: EnvFactory) -> bool:
+def is_frozen_lake(envs: EnvFactory) -> TypeGuard[GymnasiumEnvs]:
     """Return whether a policy can be evaluated exactly in this environment."""
     return isinstance(envs, GymnasiumEnvs) and isinstance(envs.codec.unwrapped, FrozenLakeCodec)
 
@@ -161,7 +136,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
     Raises:
         ValueError: If the environment is not FrozenLake.
     """
-    if not isinstance(envs, GymnasiumEnvs) or not isinstance(envs.codec.unwrapped, FrozenLakeCodec):
+    if not is_frozen_lake(envs):
         name = getattr(envs, "id", type(envs).__name__)
         raise ValueError(f"env is {name!r}, which has no transition table; exact success needs a FrozenLake.")
     native, lakes = envs.make_native(), dict[Desc, Lake]()

@@ -73,6 +73,22 @@ def metrics_file(run: Path) -> Path:
     return found[0]
 
 
+def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
+    """Return the rows of a run's ``metrics.csv`` that contain a metric, and further columns.
+
+    Raises:
+        ValueError: If there is no such row; existing metrics are listed.
+    """
+    file = metrics_file(run)
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    found = [row for row in rows if all(row.get(name) for name in (metric, *columns))]
+    if not found:
+        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
+    return found
+
+
 def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
     """Read one metric of a run; the last of several rows with the same clock is used.
 
@@ -81,14 +97,8 @@ def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
     """
     if clock not in CLOCKS:
         raise ValueError(f"clock is {clock!r}; it must be one of {', '.join(CLOCKS)}.")
-    file = metrics_file(run)
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
     column = f"clock/{clock}"
-    points = {float(r[column]): float(r[metric]) for r in rows if r.get(metric) and r.get(column)}
-    if not points:
-        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
-        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
+    points = {float(row[column]): float(row[metric]) for row in logged_rows(run, metric, column)}
     order = sorted(points)
     return Series(clock=np.array(order), values=np.array([points[at] for at in order]))
 

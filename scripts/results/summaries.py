@@ -6,7 +6,6 @@ tables of the documentation are computed from such files.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from lrl.evaluation.pictures import (
     aggregate,
     axis_label,
     draw_curves,
-    metrics_file,
+    logged_rows,
     new_figure,
     save_figure,
 )
@@ -99,17 +98,14 @@ def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
         "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
         "minutes": float(finished[1]) if finished else None,
         "config": config_digest(config),
-        "curve": _curve(metrics_file(run), metric),
-        **({"drawn": _curve(metrics_file(run), drawn)} if drawn else {}),
+        "curve": _curve(run, metric),
+        **({"drawn": _curve(run, drawn)} if drawn else {}),
     }
 
 
-def _curve(file: Path, metric: str) -> dict[str, list[float]]:
+def _curve(run: Path, metric: str) -> dict[str, list[float]]:
     """Return the metric and the clocks of about ``_POINTS`` rows that contain the metric."""
-    with file.open(newline="") as lines:
-        rows = [row for row in csv.DictReader(lines) if row.get(metric)]
-    if not rows:
-        raise ValueError(f"metric is {metric!r}, which {file} lacks; it must be one of its columns.")
+    rows = logged_rows(run, metric)
     clocks = [clock for clock in CLOCKS if rows[0].get(f"clock/{clock}")]
     rows = [*rows[: -1 : max(1, len(rows) // _POINTS)], rows[-1]]
     curve = {clock: [round(float(row[f"clock/{clock}"]), 3) for row in rows] for clock in clocks}
@@ -124,16 +120,13 @@ def first_episode(run: Path, value: float, window: int = 25) -> int | None:
     """
     returns: list[float] = []
     before = 0
-    with metrics_file(run).open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            if not (row.get("clock/episodes") and row.get("rollout/return")):
-                continue  # a validation row
-            episodes = int(float(row["clock/episodes"]))
-            for _ in range(before, episodes):
-                returns.append(float(row["rollout/return"]))
-                if len(returns) >= window and np.mean(returns[-window:]) >= value - 1e-6:
-                    return len(returns)
-            before = episodes
+    for row in logged_rows(run, "rollout/return", "clock/episodes"):
+        episodes = int(float(row["clock/episodes"]))
+        for _ in range(before, episodes):
+            returns.append(float(row["rollout/return"]))
+            if len(returns) >= window and np.mean(returns[-window:]) >= value - 1e-6:
+                return len(returns)
+        before = episodes
     return None
 
 
@@ -232,7 +225,7 @@ def rows_curve(
     )
 
 
-def draw_rows(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
+def draw_rows(results: Sequence[dict[str, Any]], path: Path) -> Path:
     """Draw results against their numbers of ``rows`` on a logarithmic axis, with a line per label.
 
     Several results with the same label and number of rows are one point.
@@ -246,12 +239,11 @@ def draw_rows(results: Sequence[Mapping[str, Any]], path: Path) -> Path:
     """
     points: dict[str, dict[int, np.ndarray]] = {}
     for result in results:
-        values = np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])
+        values = final_values(result)
         by_rows = points.setdefault(result["label"], {})
         by_rows[int(result["rows"])] = np.concatenate([by_rows.get(int(result["rows"]), values[:0]), values])
     baselines = {label: height for result in results for label, height in result["baselines"].items()}
-    bounds = bounds_of(dict(results[0]))
-    curves = [rows_curve(label, values, bounds) for label, values in points.items()]
+    curves = [rows_curve(label, values, bounds_of(results[0])) for label, values in points.items()]
     draw_curves(curves, results[0]["metric"], "demonstrated rows", path, baselines, log=True)
     return path
 
