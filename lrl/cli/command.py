@@ -16,9 +16,7 @@ import difflib
 import inspect
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from docstring_parser import DocstringStyle, parse_from_object
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
+from lrl.cli.error_messages import user_errors
 from lrl.ranges import RANGES
 
 _WORDS: ContextVar[Sequence[str]] = ContextVar("words", default=())
@@ -68,37 +67,6 @@ def command_line(program: str) -> str:
         program: what the words of the command line follow, such as ``lrl evaluate``.
     """
     return f"{program} {shlex.join(_WORDS.get())}".strip()
-
-
-@contextmanager
-def user_errors(prog: str, options: Sequence[str] | dict[str, Any] = ()) -> Iterator[None]:
-    """Print a user's error as one sentence and exit with status 2; silence what libraries print meanwhile.
-
-    An interruption by the user exits with status 130.
-
-    Args:
-        prog: name of the program.
-        options: names of its options. An error of the library that begins with one of them gets the hyphens of the
-            option.
-    """
-    from lrl.cli.quiet import silence_libraries
-
-    silence_libraries()
-    try:
-        yield
-    except Exception as error:
-        from lrl.cli.error_messages import sentence_of
-
-        sentence = str(error) if isinstance(error, ValueError) else sentence_of(error)
-        if sentence is None:
-            raise
-        sentence = sentence.removeprefix("argument ")  # argparse begins so
-        hyphens = "--" if sentence.split(" ", 1)[0].rstrip(":") in options else ""
-        sys.stderr.write(f"{prog}: {hyphens}{sentence}\n")
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{prog}: interrupted\n")
-        raise SystemExit(130) from None
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):

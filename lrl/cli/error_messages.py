@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
+import logging
 import re
 import sys
 import traceback
 from argparse import ArgumentError
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from lrl.cli.keys import nearest
+from lrl.cli.quiet import silence_libraries
 from lrl.ranges import RANGES
 from lrl.registry import components
+
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "batch_size": ("num_minibatches", "pack_tokens"),
+    "beta": ("kl_coef", "coef"),
+    "c1": ("vf_coef",),
+    "c2": ("ent_coef",),
+    "cg_max_steps": ("cg_iterations",),
+    "clip_eps": ("clip_range",),
+    "delta": ("max_kl",),
+    "epochs": ("max_epochs", "num_epochs"),
+    "eps_clip": ("clip_range",),
+    "epsilon": ("clip_range",),
+    "lam": ("gae_lambda",),
+    "learning_rate": ("lr",),
+    "lora_r": ("r",),
+    "max_completion_length": ("max_new_tokens",),
+    "max_grad_norm": ("gradient_clip_val",),
+    "max_length": ("max_prompt_tokens", "max_new_tokens"),
+    "model_name": ("name",),
+    "model_name_or_path": ("name",),
+    "num_generations": ("group_size",),
+    "num_train_epochs": ("max_epochs",),
+    "rank": ("r",),
+    "seed": ("seed_everything",),
+    "target_kl": ("max_kl",),
+    "total_timesteps": ("max_env_steps",),
+}
+"""Names here by the names in other libraries and papers, as far as their spelling is not similar."""
 
 _FULL_DISK = re.compile(
     r"No space left on device|os error 28|Disk quota exceeded|database or disk is full"
@@ -29,7 +61,42 @@ _NO_REASON = (
 """First words of the lines that do not give the reason in a report of jsonargparse."""
 
 
-def user_errors() -> tuple[type[BaseException], ...]:
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that means the same as ``name`` in another library or is spelt similarly, or None."""
+    names = list(known)
+    synonym = next((other for other in SYNONYMS.get(name, ()) if other in names), None)
+    return synonym or next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+@contextmanager
+def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
+    """Print a user's error as one sentence and exit with status 2; silence what libraries print meanwhile.
+
+    An interruption by the user exits with status 130.
+
+    Args:
+        prog: name of the program.
+        options: names of its options. An error of the library that begins with one of them gets the hyphens of the
+            option.
+    """
+    silence_libraries()
+    try:
+        yield
+    except Exception as error:
+        sentence = sentence_of(error)
+        if sentence is None:
+            raise
+        logging.getLogger("lrl.trace").debug("", exc_info=True)  # into run.log
+        sentence = sentence.removeprefix("argument ")  # argparse begins so
+        hyphens = "--" if sentence.split(" ", 1)[0].rstrip(":") in options else ""
+        sys.stderr.write(f"{prog}: {hyphens}{sentence}\n")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{prog}: interrupted\n")
+        raise SystemExit(130) from None
+
+
+def _user_error_types() -> tuple[type[BaseException], ...]:
     """Return the exceptions that are printed as one sentence: errors of the user, of the disk and of wandb."""
     places = (("wandb.errors", "Error"), ("lightning.fabric.utilities.exceptions", "MisconfigurationException"))
     others = [getattr(sys.modules[module], name) for module, name in places if module in sys.modules]
@@ -53,7 +120,7 @@ def sentence_of(error: Exception) -> str | None:
     if not isinstance(error, ValueError) and (sentence := _of_full_disk(error)):
         return sentence
     part = stock_part(error)
-    if not isinstance(error, user_errors()) and part is None:
+    if not isinstance(error, _user_error_types()) and part is None:
         return None
     sentence = in_a_sentence(str(error))
     return sentence if part is None or part in sentence else f"{part}: {sentence}"
@@ -76,7 +143,7 @@ def in_a_sentence(message: str) -> str:
     """Return an error message without line breaks; of jsonargparse's long reports only the key and the reason.
 
     Args:
-        message: of any of :func:`user_errors`.
+        message: of an error of the user.
     """
     if "Union subtypes" not in message:
         return re.sub(r"^\[Errno \d+\] ", "", " ".join(message.split()))

@@ -11,37 +11,10 @@ from typing import Any
 
 import yaml
 
+from lrl.cli.error_messages import nearest
 from lrl.cli.signatures import Argument, SourceClass, arguments, find_class, first_sentence
 from lrl.files import resolve_config, shipped
 from lrl.registry import components
-
-SYNONYMS: Mapping[str, tuple[str, ...]] = {
-    "batch_size": ("num_minibatches", "pack_tokens"),
-    "beta": ("kl_coef", "coef"),
-    "c1": ("vf_coef",),
-    "c2": ("ent_coef",),
-    "cg_max_steps": ("cg_iterations",),
-    "clip_eps": ("clip_range",),
-    "delta": ("max_kl",),
-    "epochs": ("max_epochs", "num_epochs"),
-    "eps_clip": ("clip_range",),
-    "epsilon": ("clip_range",),
-    "lam": ("gae_lambda",),
-    "learning_rate": ("lr",),
-    "lora_r": ("r",),
-    "max_completion_length": ("max_new_tokens",),
-    "max_grad_norm": ("gradient_clip_val",),
-    "max_length": ("max_prompt_tokens", "max_new_tokens"),
-    "model_name": ("name",),
-    "model_name_or_path": ("name",),
-    "num_generations": ("group_size",),
-    "num_train_epochs": ("max_epochs",),
-    "rank": ("r",),
-    "seed": ("seed_everything",),
-    "target_kl": ("max_kl",),
-    "total_timesteps": ("max_env_steps",),
-}
-"""Names here by the names in other libraries and papers, as far as their spelling is not similar."""
 
 _TRAINER = "lightning.pytorch.Trainer"
 _STOCK = ("callbacks", "loggers", "strategies", "profilers", "plugins")
@@ -68,13 +41,6 @@ _OBJECT = ("class_path", "init_args", "dict_kwargs")
 """The keys of a mapping that describes an object."""
 _MANY = 20
 """Number of keys above which an error does not list all of them."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that means the same as ``name`` in another library or is spelt similarly, or None."""
-    names = list(known)
-    synonym = next((other for other in SYNONYMS.get(name, ()) if other in names), None)
-    return synonym or next(iter(difflib.get_close_matches(name, names, n=1)), None)
 
 
 # Errors for misspelt keys.

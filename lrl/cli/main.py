@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import logging
 import os
 import sys
@@ -14,15 +13,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
-import torch
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lrl.cli.error_messages import sentence_of
-from lrl.cli.quiet import silence_libraries
+from lrl.cli.error_messages import user_errors
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.cli.run_parser import RunParser
 from lrl.evaluation.load import checkpoint_file
@@ -187,7 +185,6 @@ class LRLCLI(LightningCLI):
             config.trainer.logger = [config.trainer.logger]
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
         for logger in loggers:
-            check_installed(logger.class_path)
             if "WandbLogger" in logger.class_path and not logger.init_args.get("offline"):
                 check_wandb_login()
         trains = self.subcommand in (None, "fit")
@@ -201,24 +198,15 @@ class LRLCLI(LightningCLI):
             logging.getLogger("lrl").warning(
                 "no --ckpt_path is given: %s evaluates the untrained policy", self.subcommand
             )
-        set_data_parallel_size(config.trainer)
         for logger in loggers:
             log_to(logger, self.run_directory.path)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
-
-        Raises:
-            ValueError: If the accelerator does not exist on this machine.
-        """
-        accelerator = self._get(self.config, "trainer.accelerator")
-        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-            raise ValueError(
-                f"trainer.accelerator is {accelerator!r}, which this machine does not have; it must be auto or cpu."
-            )
+        """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need."""
         if self.run_directory is not None:
             kwargs["default_root_dir"] = str(self.run_directory.path)
         trainer = super().instantiate_trainer(**kwargs)
+        set_data_parallel_size(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
                 logger._wandb_init.pop("anonymous", None)
@@ -287,18 +275,6 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
     trainer.callbacks = callbacks
 
 
-def check_installed(class_path: str) -> None:
-    """Raise an error if a logger needs a package that is not installed.
-
-    Raises:
-        ValueError: If the package is missing.
-    """
-    name = class_path.rpartition(".")[2]
-    package = {"MLFlowLogger": "mlflow", "CometLogger": "comet_ml"}.get(name)
-    if package and package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise ValueError(f"trainer.logger has {name}, which needs the package {package}; it is not installed.")
-
-
 def log_to(logger: Namespace, path: Path) -> None:
     """Set the directory and the name of the run of a logger, as far as its class has settings for them.
 
@@ -306,22 +282,13 @@ def log_to(logger: Namespace, path: Path) -> None:
         logger: the class path and arguments of the logger.
         path: the run directory.
     """
-    kind = logger.class_path.rpartition(".")[2]
     settings = logger.init_args
-    if kind == "CometLogger":
-        named = {"name": path.name, "offline_directory": str(path)}
-        logger.dict_kwargs = named | dict(logger.get("dict_kwargs") or {})
-    elif kind == "MLFlowLogger":
-        settings.run_name = settings.run_name or path.name
-        if not settings.tracking_uri:  # MLflow 3 raises for a folder, Lightning's default
-            settings.tracking_uri = f"sqlite:///{path.absolute() / 'mlflow.db'}"
-            settings.artifact_location = settings.artifact_location or str(path.absolute() / "artifacts")
-    elif "save_dir" in settings:
+    if "save_dir" in settings:
         settings.save_dir = str(path)
-    if kind == "WandbLogger":
-        settings.name = settings.name or path.name
-    elif kind in ("CSVLogger", "TensorBoardLogger"):
+    if logger.class_path.endswith((".CSVLogger", ".TensorBoardLogger")):
         settings.name, settings.version = "", ""
+    elif "name" in settings:
+        settings.name = settings.name or path.name
 
 
 def append_rows(logger: CSVLogger) -> None:
@@ -347,22 +314,16 @@ def _seed(value: Any) -> int:
     return int(value)
 
 
-def set_data_parallel_size(trainer: Namespace) -> None:
+def set_data_parallel_size(trainer: L.Trainer) -> None:
     """Replace FSDP2's ``data_parallel_size: auto`` by the number of devices.
 
     Lightning 2.6.6 takes ``auto`` for the number of nodes, which fits tensor parallelism only.
     """
-    settings = getattr(trainer.strategy, "init_args", None)
-    if settings is None or settings.get("data_parallel_size") != "auto" or settings.get("tensor_parallel_size") != 1:
+    strategy = trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy) or strategy._tensor_parallel_size != 1:
         return
-    devices = trainer.devices
-    if devices in ("auto", -1, "-1"):
-        count = max(1, torch.cuda.device_count())
-    elif isinstance(devices, str) and "," in devices:
-        count = len([index for index in devices.split(",") if index])
-    else:
-        count = len(devices) if isinstance(devices, list) else int(devices)
-    settings.data_parallel_size = count * trainer.num_nodes
+    if strategy._data_parallel_size == "auto":
+        strategy._data_parallel_size = trainer.num_devices * trainer.num_nodes
 
 
 def check_wandb_login() -> None:
@@ -406,16 +367,6 @@ def run(args: Any = None, started: float | None = None) -> None:
         started: ``time.monotonic()`` at the start of the process, so that the logged minutes include the imports.
     """
     started = time.monotonic() if started is None else started
-    silence_libraries()
-    try:
+    with user_errors("lrl"):
         LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
-    except Exception as error:
-        sentence = sentence_of(error)
-        if sentence is None:
-            raise
-        logging.getLogger("lrl.trace").debug("", exc_info=True)
-        sys.stderr.write(f"lrl: {sentence}\n")
-        if os.environ.get("LRL_TRACEBACK"):
-            raise
-        raise SystemExit(2) from None

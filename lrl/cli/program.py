@@ -84,18 +84,15 @@ def main() -> None:
 def _train(words: Sequence[str], started: float) -> None:
     """Run a command of LightningCLI; help and misspelt keys take no import of Lightning."""
     if words[0] in TRAINER_COMMANDS:
+        from lrl.cli.error_messages import user_errors
         from lrl.cli.keys import check_keys, help_text
 
-        try:
+        with user_errors("lrl"):
             text = help_text(words, TRAINER_COMMANDS[words[0]])
-            if text is None:
-                check_keys(words)
-        except ValueError as error:
-            sys.stderr.write(f"lrl: {error}\n")
-            raise SystemExit(2) from None
-        if text is not None:
-            sys.stdout.write(text)
-            return
+            if text is not None:
+                sys.stdout.write(text)
+                return
+            check_keys(words)
     from lrl.cli.main import run
 
     run(started=started)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from jsonargparse import Namespace
+import yaml
 from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -38,6 +38,18 @@ def duration(text: str) -> timedelta:
 register_type(timedelta, deserializer=duration)
 
 
+def _enumeration_as_text(dumper: yaml.SafeDumper, member: Enum) -> yaml.Node:
+    """Represent a member of an enumeration by the text from which it is parsed again.
+
+    jsonargparse does so for arguments whose type is the enumeration, but not for defaults of another type: the
+    ``interval`` of Lightning's ``Timer`` is a text whose default is a member.
+    """
+    return dumper.represent_str(str(member.value) if isinstance(member, str) else member.name)
+
+
+yaml.SafeDumper.add_multi_representer(Enum, _enumeration_as_text)
+
+
 class RunParser(LightningArgumentParser):
     """Lightning's parser, which writes a configuration without validating it again; that takes half a second."""
 
@@ -52,29 +64,12 @@ class RunParser(LightningArgumentParser):
 
     def dump(self, cfg: Any, *args: Any, **settings: Any) -> str:
         """Return a configuration as text, in which components have their short names."""
-        text = super().dump(without_enumerations(cfg), *args, **{"skip_validation": True} | settings)
+        text = super().dump(cfg, *args, **{"skip_validation": True} | settings)
         return _CLASS_PATH.sub(lambda found: short_name(found[0]), text)
 
     def save(self, cfg: Any, *args: Any, **settings: Any) -> None:
         """Write a configuration to a file as :meth:`dump` does."""
         super().save(cfg, *args, **{"skip_validation": True} | settings)
-
-
-def without_enumerations(value: Any) -> Any:
-    """Return a configuration in which members of enumerations are texts, from which they are parsed again.
-
-    jsonargparse does so for arguments whose type is the enumeration, but not for defaults of another type: the
-    ``interval`` of Lightning's ``Timer`` is a text whose default is a member.
-    """
-    if isinstance(value, Enum):
-        return str(value.value) if isinstance(value, str) else value.name
-    if isinstance(value, Namespace):
-        return Namespace(**{key: without_enumerations(part) for key, part in vars(value).items()})
-    if isinstance(value, dict):
-        return {key: without_enumerations(part) for key, part in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(without_enumerations(part) for part in value)
-    return value
 
 
 def none_as_null(word: str) -> str:

@@ -10,7 +10,7 @@ import wandb
 from safetensors import SafetensorError
 
 import lrl.cli.main
-from lrl.cli.command import user_errors
+from lrl.cli.error_messages import user_errors
 from lrl.cli.main import check_wandb_login
 
 

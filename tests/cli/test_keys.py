@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lrl.cli.keys import check_keys, help_text, nearest
+from lrl.cli.error_messages import nearest
+from lrl.cli.keys import check_keys, help_text
 from lrl.cli.signatures import Argument, arguments, find_class
 from lrl.registry import components
 

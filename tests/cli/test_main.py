@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from commands import run_words
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import ArgumentError
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 import lrl.cli.main
 import lrl.files
@@ -100,16 +102,13 @@ def test_null_on_the_command_line_unsets_a_key_at_any_depth():
     assert reward.init_args.invalid is None and reward.init_args.path == "None's"
 
 
-@pytest.mark.parametrize(
-    ("trainer", "size"),
-    [({"devices": 2}, 2), ({"devices": "0,1,2"}, 3), ({"devices": [0, 3]}, 2), ({"devices": "4", "num_nodes": 2}, 8)],
-)
-def test_the_size_of_data_parallel_groups_is_the_number_of_devices(trainer, size):
-    sizes = Namespace(data_parallel_size="auto", tensor_parallel_size=1)
-    config = Namespace(**{"num_nodes": 1} | trainer, strategy=Namespace(init_args=sizes))
-    set_data_parallel_size(config)
-    assert sizes.data_parallel_size == size
-    set_data_parallel_size(Namespace(strategy="ddp"))
+@pytest.mark.parametrize(("tensor_parallel_size", "size"), [(1, 2), (2, "auto")])
+def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parallel_size, size):
+    strategy = ModelParallelStrategy("auto", tensor_parallel_size)
+    set_data_parallel_size(
+        L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
+    )
+    assert strategy._data_parallel_size == size
 
 
 @pytest.mark.parametrize(
