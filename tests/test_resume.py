@@ -389,7 +389,6 @@ DATA_CHANGES = [
     ("rollouts", "num_minibatches", 2),
     ("rollouts", "num_steps", 3),
     ("groups", "num_groups", 8),
-    ("groups", "share_noise", True),
     ("groups", "env.rewards", (QGapReward(temperature=1.0),)),
     ("groups", "env.rows_source", ExpertQRows(gamma=0.5)),
     ("demonstrations", "batch_size", 8),

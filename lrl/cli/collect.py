@@ -27,7 +27,7 @@ class CollectOptions:
 
     episodes: PositiveInt = 100
     """Number of episodes, one seed each, all played to their end."""
-    max_episode_steps: int | None = None
+    max_episode_steps: PositiveInt | None = None
     """Number of steps after which an episode is truncated; default: the limit of the environment."""
     seed: Seed = 0
     """Seed of the first episode."""
@@ -154,9 +154,9 @@ def _load(policy: str | None, env: EnvOptions, play: CollectOptions) -> tuple[Ac
         raise ValueError("--env_id is missing; it must be a registered name, unless --policy is a run.")
     numbers = None if run is None else saved_numbers(run, env.numbers)
     envs = training_env(run) if run is not None and env.env_id is None else env.gymnasium(numbers)
-    envs = envs.with_vectorization(play.vectorization)
+    envs = envs.with_settings(vectorization=play.vectorization)
     if play.max_episode_steps is not None:
-        envs = envs.with_max_episode_steps(play.max_episode_steps)
+        envs = envs.with_settings(max_episode_steps=play.max_episode_steps)
     if policy is None:
         return None, envs
     return (load_policy(policy, envs) if run else load_baseline(policy, envs)).policy, envs

@@ -85,7 +85,7 @@ def _on_device(
 
     loaded = _load(subject, language_model, env)
     if subject.success_at is not None:
-        loaded = loaded._replace(env_factory=loaded.env_factory.with_success_at(subject.success_at))
+        loaded = loaded._replace(env_factory=loaded.env_factory.with_settings(success_at=subject.success_at))
     if subject.merge_adapters:
         from lrl.lm.merging import merge_adapters_of
 

@@ -32,7 +32,6 @@ class RolloutDataModule(RunDataModule):
             null plays one whole episode per environment.
         num_epochs: number of passes over each collection.
         num_minibatches: number of minibatches per pass.
-        share_noise: whether the episodes of a group also share the environment's transition noise.
         max_turns: number of turns after which episodes are truncated; null uses only the limit of the environment.
         max_env_steps: the run ends with a validation after the collection that reaches this number of turns; null uses
             only ``trainer.max_epochs``.
@@ -51,7 +50,6 @@ class RolloutDataModule(RunDataModule):
         num_steps: PositiveInt | None = None,
         num_epochs: PositiveInt = 1,
         num_minibatches: PositiveInt = 1,
-        share_noise: bool = False,
         max_turns: PositiveInt | None = None,
         max_env_steps: PositiveInt | None = None,
         validation: ValidationConfig = ValidationConfig(),
@@ -66,18 +64,13 @@ class RolloutDataModule(RunDataModule):
                 f"data.group_size is {group_size}, which needs data.num_groups, but data.num_envs is set; set "
                 "data.num_groups instead of data.num_envs."
             )
-        if num_envs is not None and share_noise:
-            raise ValueError(
-                "data.share_noise is true, which needs data.num_groups, but data.num_envs is set; set data.num_groups "
-                "instead of data.num_envs."
-            )
         if num_steps is not None and num_envs is None:
             raise ValueError(f"data.num_steps is {num_steps}, but data.num_groups is set; groups play whole episodes.")
         self.num_groups: int = num_groups or num_envs or 0
         self.counted_as = "num_groups" if num_envs is None else "num_envs"
         self.group_size, self.num_steps = group_size, num_steps
         self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
-        self.share_noise, self.max_turns, self.max_env_steps = share_noise, max_turns, max_env_steps
+        self.max_turns, self.max_env_steps = max_turns, max_env_steps
         self.rollout: Rollout | None = None
         self.collection = -1
         self.trained_minibatches = 0

@@ -293,17 +293,11 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
 
 @register
 class BabyAISymmetry(Augmentation[dict[str, Any], int]):
-    """Permutes the colours and kinds of all objects in view and mission, and mirrors some episodes.
+    """Permutes the colours and kinds of all objects in view and mission, and mirrors half of the episodes.
 
     Doors keep their kind. Missions with held-out combinations of colour and kind
     (:data:`lrl.envs.babyai.HELD_OUT`) are not produced.
-
-    Args:
-        mirror: whether to mirror half of the episodes, left to right.
     """
-
-    def __init__(self, mirror: bool = True) -> None:
-        self.mirror = mirror
 
     def augment(
         self, observations: Sequence[dict[str, Any]], actions: Sequence[int], rng: np.random.Generator
@@ -316,7 +310,7 @@ class BabyAISymmetry(Augmentation[dict[str, Any], int]):
             missions = [_replace_words(observation["mission"], words) for observation in observations]
             if not any(pair in HELD_OUT for pair in pairwise(re.findall(r"\w+", missions[0]))):
                 break
-        mirrored = self.mirror and bool(rng.integers(2))
+        mirrored = bool(rng.integers(2))
         changed = [
             dict(observation, image=_transform_image(observation["image"], colors, kinds, mirrored), mission=mission)
             for observation, mission in zip(observations, missions, strict=True)

@@ -10,7 +10,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -20,7 +20,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv, SuccessAt, close_env, reason_of, shown
-from lrl.envs.processes import OnDeath, SeparateEnvs, SupervisedAsyncVectorEnv
+from lrl.envs.processes import SeparateEnvs, SupervisedAsyncVectorEnv
 from lrl.envs.text import TextEnv
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
@@ -78,10 +78,10 @@ class EnvFactory(ABC):
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
 
-    def with_success_at(self, success_at: SuccessAt) -> EnvFactory:
-        """Return a copy with another value of :attr:`success_at`."""
+    def with_settings(self, **settings: Any) -> Self:
+        """Return a copy with other values of some attributes, such as ``success_at`` or ``vectorization``."""
         factory = copy.copy(self)
-        factory.success_at = success_at
+        vars(factory).update(settings)
         return factory
 
     def training_split(self) -> EnvFactory:
@@ -99,8 +99,6 @@ class GymnasiumEnvs(EnvFactory):
         invalid_penalty: reward of a response without a legal action.
         max_invalid: number of consecutive invalid responses that ends an episode.
         vectorization: ``sync`` steps the copies one after another, ``async`` each in its own process.
-        on_death: if a process dies, ``fail`` ends the run and ``restart`` starts the process again and replays its
-            episode up to the current step.
         max_episode_steps: number of steps after which an episode is truncated; None selects the registered limit, or
             500 for CliffWalking, which has none.
         success_return: minimum return of an episode that counts as a success; None uses the other criteria of
@@ -121,7 +119,6 @@ class GymnasiumEnvs(EnvFactory):
         invalid_penalty: float = -0.1,
         max_invalid: PositiveInt = 5,
         vectorization: Literal["sync", "async"] = "sync",
-        on_death: OnDeath = "fail",
         max_episode_steps: int | None = None,
         success_return: float | None = None,
         success_at: SuccessAt = "last_step",
@@ -137,44 +134,20 @@ class GymnasiumEnvs(EnvFactory):
         self.invalid_penalty = invalid_penalty
         self.max_invalid = int(max_invalid)
         self.vectorization: Literal["sync", "async"] = vectorization
-        self.on_death: OnDeath = on_death
         self.max_episode_steps = max_episode_steps
         self.success_return, self.success_at = success_return, success_at
         self._warned = False
-        self._codec, self.numbers, self.reset_options = codec, numbers, dict(reset_options or {})
+        self.numbers, self.reset_options = numbers, dict(reset_options or {})
+        if codec is not None:
+            self.codec = codec
 
-    @property
+    @functools.cached_property
     def codec(self) -> TextCodec:
         """The given codec, or the registered codec of the environment."""
-        if self._codec is None:
-            env = self.make_native()
-            self._codec = codec_for(env, self.numbers)
-            close_env(env)
-        return self._codec
-
-    def with_codec(self, codec: TextCodec) -> GymnasiumEnvs:
-        """Return a copy with another codec."""
-        factory = copy.copy(self)
-        factory._codec = codec
-        return factory
-
-    def with_vectorization(self, vectorization: Literal["sync", "async"]) -> GymnasiumEnvs:
-        """Return a copy with another value of ``vectorization``."""
-        factory = copy.copy(self)
-        factory.vectorization = vectorization
-        return factory
-
-    def with_max_episode_steps(self, max_episode_steps: PositiveInt) -> GymnasiumEnvs:
-        """Return a copy whose episodes are truncated after another number of steps.
-
-        Raises:
-            ValueError: If ``max_episode_steps`` is less than 1.
-        """
-        if max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps is {max_episode_steps}; it must be at least 1.")
-        factory = copy.copy(self)
-        factory.max_episode_steps = int(max_episode_steps)
-        return factory
+        env = self.make_native()
+        codec = codec_for(env, self.numbers)
+        close_env(env)
+        return codec
 
     def make_native(self) -> gym.Env:
         """Create one native environment with its time limit, without text.
@@ -187,11 +160,7 @@ class GymnasiumEnvs(EnvFactory):
     def training_split(self) -> GymnasiumEnvs:
         """Return a copy with ``split: train`` if the environment uses another split, else the factory itself."""
         split = self.kwargs.get("split", _spec(self.id).kwargs.get("split", "train"))
-        if split == "train":
-            return self
-        factory = copy.copy(self)
-        factory.kwargs = self.kwargs | {"split": "train"}
-        return factory
+        return self if split == "train" else self.with_settings(kwargs=self.kwargs | {"split": "train"})
 
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
         """Create a vectorized environment; see :meth:`EnvFactory.make`.
@@ -216,7 +185,7 @@ class GymnasiumEnvs(EnvFactory):
         env_fns = [env_fn] * num_envs
         if self.vectorization == "sync":
             return SeparateEnvs(env_fns, self.id)
-        return SupervisedAsyncVectorEnv(env_fns, self.id, self.on_death)
+        return SupervisedAsyncVectorEnv(env_fns, self.id)
 
     def _warn_without_time_limit(self, env: gym.Env) -> None:
         """Warn once for each factory if an episode may never end. MiniGrid counts ``max_steps`` itself."""

@@ -260,18 +260,18 @@ _HEADER = re.compile(r"\s*(\((Left|Down|Right|Up)\))?\s*")
 class CsvRows(RowSource):
     """Data set of the states in a CSV file of demonstrations.
 
-    Only :data:`REQUIRED_COLUMNS` are required; the state is then the coloured cell of ``state_str``. Other
+    Repeated rows are dropped: the file of the original experiment repeats 11 different ones. Only
+    :data:`REQUIRED_COLUMNS` are required; the state is then the coloured cell of ``state_str``. Other
     :data:`COLUMNS` are read if they are present, and must be consistent.
 
     Args:
         path: path of the file, or ``assets/expert_q/frozen_lake.csv``, which ships with lrl. Columns that are not in
             :data:`COLUMNS` are ignored.
-        distinct: whether to drop repeated rows. The file of the original experiment repeats 11 different rows.
         is_slippery: whether the description says that the ice is slippery.
     """
 
-    def __init__(self, path: str, distinct: bool = True, is_slippery: bool = True) -> None:
-        self.path, self.distinct, self.is_slippery = Path(resolve(path)), distinct, is_slippery
+    def __init__(self, path: str, is_slippery: bool = True) -> None:
+        self.path, self.is_slippery = Path(resolve(path)), is_slippery
 
     @property
     def codec(self) -> FrozenLakeCodec:
@@ -285,7 +285,7 @@ class CsvRows(RowSource):
             ValueError: If the file cannot be read; the message contains the row (1 follows the header) and the column.
         """
         rows = [_read_row(record, f"{self.path}, row {number}") for number, record in enumerate(self._records(), 1)]
-        return list(dict.fromkeys(rows)) if self.distinct else rows
+        return list(dict.fromkeys(rows))
 
     def _records(self) -> Iterator[Mapping[str, Any]]:
         try:

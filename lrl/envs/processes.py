@@ -1,25 +1,21 @@
-"""Vectorized environments in this process or in separate ones, which are restarted if they die."""
+"""Vectorized environments in this process or in separate ones."""
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
 import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector.async_vector_env import AsyncState, _async_worker
-from gymnasium.vector.utils import CloudpickleWrapper, concatenate, create_empty_array, iterate
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from lrl.envs.native import EnvironmentFailedError, empty_observation
-
-OnDeath = Literal["fail", "restart"]
-"""Whether a dead process ends the run or is restarted."""
 
 _CONTEXT = "forkserver"
 """Start method of processes; forking a process with torch's threads can deadlock."""
@@ -33,8 +29,6 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
     Args:
         env_fns: functions that each create one environment.
         name: name of the environment, for error messages.
-        on_death: ``fail`` raises :class:`EnvironmentFailedError`. ``restart`` starts the process again and replays the
-            episode with the same seeds and actions; a second death in the same episode raises.
 
     Attributes:
         idle: see :class:`~lrl.envs.processes.SeparateEnvs`.
@@ -45,8 +39,8 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
 
     steps_ended_copies = True
 
-    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], name: str, on_death: OnDeath = "fail") -> None:
-        self.name, self.on_death = name, on_death
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], name: str) -> None:
+        self.name = name
         self.idle = np.ones(len(env_fns), dtype=bool)
         try:
             super().__init__(env_fns, shared_memory=False, context=_CONTEXT, autoreset_mode=AutoresetMode.DISABLED)
@@ -70,23 +64,11 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
                 process.terminate()
                 process.join()
 
-    def start_process(self, index: int) -> Connection:
-        """Start the process of one environment again and return the pipe to it."""
-        context: Any = multiprocessing.get_context(_CONTEXT)
-        parent_pipe, child_pipe = context.Pipe()
-        env_fn = CloudpickleWrapper(self.env_fns[index])
-        arguments = (index, env_fn, child_pipe, parent_pipe, None, self.error_queue, self.autoreset_mode, None)
-        process = context.Process(target=_async_worker, args=arguments, daemon=True)
-        process.start()
-        child_pipe.close()
-        self.processes[index] = process
-        return parent_pipe
-
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those selected by ``options["reset_mask"]``, and return their observations.
 
         Raises:
-            EnvironmentFailedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died.
         """
         mask = (options or {}).get("reset_mask", True)
         with self._close_on_death():
@@ -98,7 +80,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         """Step all environments that are not idle.
 
         Raises:
-            EnvironmentFailedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died.
         """
         with self._close_on_death():
             outcome = super().step(actions)
@@ -109,7 +91,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         """Call a method of all environments and return the results.
 
         Raises:
-            EnvironmentFailedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died.
         """
         with self._close_on_death():
             return super().call(name, *args, **kwargs)
@@ -118,7 +100,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         """Set an attribute of all environments.
 
         Raises:
-            EnvironmentFailedError: If a process died and is not restarted.
+            EnvironmentFailedError: If a process died.
         """
         with self._close_on_death():
             super().set_attr(name, values)
@@ -134,7 +116,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
 
 
 class WorkerPipe:
-    """Pipe to the process of one environment that records the current episode, to replay it after a restart.
+    """Pipe to the process of one environment, which detects the end of the process and skips an idle environment.
 
     Args:
         owner: the vectorized environment that owns the process.
@@ -144,22 +126,15 @@ class WorkerPipe:
 
     def __init__(self, owner: SupervisedAsyncVectorEnv, index: int, pipe: Connection) -> None:
         self._owner, self._index, self._pipe = owner, index, pipe
-        self._attributes: dict[str, Any] = {}
-        self._episode: list[tuple[str, Any]] = []
-        self._pending: tuple[str, Any] = ("", None)
-        self._observation: Any = None
-        self._restarted = False
+        self._command, self._is_skipped = "", False
+        """The last command, and whether it was skipped because the environment is idle."""
+        self._seed: int | None = None
+        self._observation = empty_observation(owner.single_observation_space)
 
     @property
     def closed(self) -> bool:
         """Return whether the pipe is closed."""
         return self._pipe.closed
-
-    @property
-    def seed(self) -> int | None:
-        """Seed of the current episode."""
-        resets = [data for command, data in (*self._episode, self._pending) if command == "reset"]
-        return resets[-1]["seed"] if resets else None
 
     def close(self) -> None:
         """Close the pipe."""
@@ -171,10 +146,8 @@ class WorkerPipe:
         Args:
             timeout: seconds to wait; None waits without limit.
         """
-        if self._pending[0] == "idle":
-            return True
         try:
-            return self._pipe.poll(timeout)
+            return self._is_skipped or self._pipe.poll(timeout)
         except OSError:
             return True
 
@@ -183,66 +156,33 @@ class WorkerPipe:
 
         Steps and resets of an idle environment, whose observation does not change, are not sent.
         """
-        if message[0] == "reset-noop" or (message[0] == "step" and self._owner.idle[self._index]):
-            self._pending = ("idle", message[0])
-            return
-        self._pending = message
-        with suppress(OSError):
-            self._pipe.send(message)
+        self._command, data = message
+        self._is_skipped = self._command == "reset-noop" or (self._command == "step" and self._owner.idle[self._index])
+        if self._command == "reset":
+            self._seed = data["seed"]
+        if not self._is_skipped:
+            with suppress(OSError):
+                self._pipe.send(message)
 
     def recv(self) -> Any:
         """Receive the result of the last command.
 
         Raises:
-            EnvironmentFailedError: If the process died and is not restarted, or the environment raised an error.
+            EnvironmentFailedError: If the process died, or the environment raised an error.
         """
-        if self._pending[0] == "idle":
-            return self._idle_outcome(), True
+        if self._is_skipped:
+            step = (self._observation, 0.0, False, False, {})
+            return (step if self._command == "step" else (self._observation, {})), True
         try:
             result = self._pipe.recv()
         except (EOFError, OSError):
-            if self._pending[0] == "close":
+            if self._command == "close":
                 return None, True
-            result = self._restart(self._exit_reason())
+            raise EnvironmentFailedError(f"{self._name()} died: {self._exit_reason()}.") from None
         if not result[1]:
             raise self._error()
-        self._record(*self._pending)
-        if self._pending[0] in ("reset", "step"):
+        if self._command in ("reset", "step"):
             self._observation = result[0][0]
-        return result
-
-    def _idle_outcome(self) -> tuple[Any, ...]:
-        """Return the results for this idle environment of a step or reset of the others."""
-        observation = self._observation
-        if not any(command == "reset" for command, _ in self._episode):
-            observation = empty_observation(self._owner.single_observation_space)
-        return (observation, {}) if self._pending[1] == "reset-noop" else (observation, 0.0, False, False, {})
-
-    def _record(self, command: str, data: Any) -> None:
-        """Record a command that has to be replayed after a restart."""
-        if command == "_setattr":
-            self._attributes[data[0]] = data[1]
-        elif command == "reset":
-            self._episode, self._restarted = [(command, data)], False
-        elif command == "step":
-            self._episode.append((command, data))
-
-    def _restart(self, reason: str) -> Any:
-        """Restart the process, replay all recorded commands and return the result of the pending one."""
-        if self._owner.on_death == "fail":
-            raise EnvironmentFailedError(f"{self._name()} died: {reason}; set env.on_death to restart to continue.")
-        if self._restarted:
-            raise EnvironmentFailedError(f"{self._name()} died twice in one episode: {reason}.")
-        self._pipe.close()
-        self._pipe = self._owner.start_process(self._index)
-        result: Any = None
-        try:
-            for message in (*(("_setattr", item) for item in self._attributes.items()), *self._episode, self._pending):
-                self._pipe.send(message)
-                result = self._pipe.recv()
-        except (EOFError, OSError):
-            raise EnvironmentFailedError(f"{self._name()} died twice in one episode: {self._exit_reason()}.") from None
-        self._restarted = True
         return result
 
     def _exit_reason(self) -> str:
@@ -264,7 +204,7 @@ class WorkerPipe:
         return EnvironmentFailedError(f"{self._name()} raised {reason}")
 
     def _name(self) -> str:
-        return f"environment {self._index} of {self._owner.name} (episode seed {self.seed})"
+        return f"environment {self._index} of {self._owner.name} (episode seed {self._seed})"
 
 
 class SeparateEnvs(SyncVectorEnv):

@@ -192,7 +192,7 @@ def rephrased(loaded: Loaded, phrasing: Phrasing) -> Iterator[Loaded]:
     try:
         policy.prompt = prompt.with_examples(examples) if examples else prompt
         _connect(policy, codec)
-        yield loaded._replace(env_factory=envs.with_codec(codec))
+        yield loaded._replace(env_factory=envs.with_settings(codec=codec))
     finally:
         policy.prompt = prompt
         _connect(policy, envs.codec)

@@ -169,7 +169,7 @@ def make_environment(envs: GymnasiumEnvs) -> Callable[[], ServedEnvironment]:
     """Return a function that creates environments to serve, one for each session."""
 
     def make() -> ServedEnvironment:
-        vectorized: Any = envs.with_vectorization("sync").make(1, "direct")
+        vectorized: Any = envs.with_settings(vectorization="sync").make(1, "direct")
         return ServedEnvironment(vectorized.envs[0])
 
     return make

@@ -91,7 +91,6 @@ class VectorEnvRollouts(L.Callback):
             num_groups=data.num_groups // trainer.world_size,
             group_size=data.group_size,
             rank=trainer.global_rank,
-            share_noise=data.share_noise,
             max_turns=data.max_turns,
             num_steps=data.num_steps,
             states=pl_module.needs_states,
@@ -190,8 +189,6 @@ class CollectionPlan:
     group_size: int
     """Number of episodes that start from the same state."""
     rank: int = 0
-    share_noise: bool = False
-    """Whether the episodes of a group also share the environment's transition noise."""
     max_turns: int | None = None
     """Number of turns after which episodes are truncated; None uses only the limit of the environment."""
     num_steps: int | None = None
@@ -247,7 +244,7 @@ class EpisodeCollector:
         """Play until every episode has ended; environments whose episode has ended are inactive."""
         runner, active = EnvRunner(self.policy, self.envs), np.ones(plan.num_envs, dtype=bool)
         reset_seeds = seeds("reset", plan.seed, plan.collection, plan.group)
-        noise_seeds = seeds("noise", plan.seed, plan.collection, plan.group if plan.share_noise else plan.env)
+        noise_seeds = seeds("noise", plan.seed, plan.collection, plan.env)
         steps: list[Step] = []
         values: list[Tensor] = []
         while active.any():

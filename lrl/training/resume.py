@@ -28,7 +28,6 @@ FREE_SETTINGS = {
     "policy.pack_tokens": "speed",
     "policy.length_groups": "speed",
     "env.vectorization": "speed",
-    "env.on_death": "what happens when a process dies",
     "env.success_return": "a metric",
     "env.url": "where the environment is served",
     "env.timeout": "when a server counts as lost",

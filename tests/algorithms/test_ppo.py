@@ -393,7 +393,6 @@ def test_incompatible_settings_of_rollout_data_raise_their_names():
         ({"num_groups": 2}, "exactly one must be set"),
         ({"num_envs": None}, "exactly one must be set"),
         ({"group_size": 2}, "data.group_size is 2, which needs data.num_groups"),
-        ({"share_noise": True}, "data.share_noise is true, which needs data.num_groups"),
         ({"num_envs": None, "num_groups": 2}, "groups play whole episodes"),
         ({"num_steps": 0}, "data.num_steps is 0"),
     ):

@@ -71,9 +71,9 @@ def test_optional_columns_may_be_missing(column: str, tmp_path: Path) -> None:
     assert CsvRows(file_with(tmp_path, {k: v for k, v in ORIGINAL.items() if k != column})).rows() == whole
 
 
-def test_repeated_rows_are_dropped_by_default(tmp_path: Path) -> None:
+def test_repeated_rows_are_dropped(tmp_path: Path) -> None:
     path = file_with(tmp_path, ORIGINAL, ORIGINAL | {"state_str": ORIGINAL["state_str"].replace("Right", "Up")})
-    assert len(CsvRows(path).rows()) == 1 and len(CsvRows(path, distinct=False).rows()) == 2
+    assert len(CsvRows(path).rows()) == 1
 
 
 @pytest.mark.parametrize("slippery", [True, False])
@@ -108,7 +108,6 @@ def test_the_file_that_ships_holds_every_state_and_is_found_from_any_folder(tmp_
     monkeypatch.chdir(tmp_path)
     rows = CsvRows(SHIPPED).rows()
     assert sorted(rows, key=lambda row: row.state) == ExpertQRows().rows()
-    assert len(CsvRows(SHIPPED, distinct=False).rows()) == 102
     with Path(shipped(SHIPPED) or "").open(newline="") as file:
         assert tuple(next(csv.reader(file))) == COLUMNS
 

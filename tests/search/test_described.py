@@ -97,7 +97,7 @@ def test_other_environments_are_described_by_their_codec():
 def test_the_description_of_a_codec_with_other_words_is_kept():
     env = GymnasiumEnvs("FrozenLake-v1")
     phrasing = Phrasing(description="Cross the ice.", actions={"LEFT": "WEST"})
-    world, words = told(env.with_codec(RephrasedCodec(env.codec, phrasing)))
+    world, words = told(env.with_settings(codec=RephrasedCodec(env.codec, phrasing)))
     assert world == "Cross the ice." and "0 is WEST" in words and "15 is row 3 column 3" in words
 
 
