@@ -189,9 +189,9 @@ class Decisions:
     values: Tensor | None = None
     """``(row, token)``: value estimates; None if acting does not compute them. They are then computed before the
     advantages."""
-    replaced: Mapping[int, str | None] = field(default_factory=dict)
-    """Rows whose action was replaced by a random one, with the text of the action that the actor had chosen. The text
-    is None if that action was illegal, or is native and has no name."""
+    replaced: Mapping[int, Any] = field(default_factory=dict)
+    """Rows whose action was replaced by a random one, with the native action that the actor had chosen; None if that
+    action was illegal."""
 
 
 class Distribution(ABC):

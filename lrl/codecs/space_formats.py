@@ -252,7 +252,7 @@ class CompositeFormat(SpaceFormat):
         """Parse one line per leaf, in the order of the space; a text may have several lines."""
         texts = self._split(text)
         values = {path: leaf.decode(texts[path]) for path, leaf in self._leaves.items()}
-        return _unflatten(self._space, values)
+        return unflatten(self._space, values)
 
     def plain(self, text: str) -> str:
         """Convert the text of each leaf with the format of the leaf."""
@@ -307,9 +307,10 @@ def flatten(space: gym.Space, value: Any, path: str = "") -> Iterator[tuple[str,
         yield from flatten(subspace, child, f"{path}.{key}" if path else key)
 
 
-def _unflatten(space: gym.Space, values: Mapping[str, Any], path: str = "") -> Any:
+def unflatten(space: gym.Space, values: Mapping[str, Any], path: str = "") -> Any:
+    """Return the element of ``space`` with these values of its leaves; the inverse of :func:`flatten`."""
     children = subspaces(space)
     if children is None:
         return values[path]
-    built = [_unflatten(subspace, values, f"{path}.{key}" if path else key) for key, subspace in children.items()]
+    built = [unflatten(subspace, values, f"{path}.{key}" if path else key) for key, subspace in children.items()]
     return tuple(built) if isinstance(space, spaces.Tuple) else dict(zip(space.spaces, built, strict=True))  # pyright: ignore[reportAttributeAccessIssue]

@@ -422,8 +422,8 @@ def write_jsonl(dataset_id: str, env: EnvFactory, path: str | Path, digits: bool
         for index in range(len(reader.lengths)):
             episode = reader.episode(index)
             for step in reader.demonstrated_steps(index).tolist():
-                observation = codec.observation_to_text(episode.observation(step), episode.context)
-                action = episode.action(step)
+                observation = codec.observation_to_text(episode.observations[step], episode.context)
+                action = episode.actions[step]
                 texts = {"observation": observation if codec.tags_observations else _tagged("observation", observation)}
                 action = str(int(action)) if digits else codec.action_to_text(action)
                 texts["action"] = action if codec.action_texts is None else _tagged("action", action)

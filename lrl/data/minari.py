@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -12,10 +11,10 @@ from typing import Any, Literal, NamedTuple, final
 
 import numpy as np
 
-from lrl.codecs.codec import InvalidActionError, TextCodec, clip_to_space
+from lrl.codecs.codec import TextCodec
 from lrl.data.sources import Augmentation, Demonstrations, LazyDemonstrations, Reasoning
 from lrl.envs.factory import EnvFactory
-from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
+from lrl.envs.minari_reader import DatasetReader, download
 from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
@@ -95,7 +94,7 @@ class MinariTurns(LazyDemonstrations):
         stored = source.reader.episode(index)
         steps = source.reader.demonstrated_steps(index, source.advised).tolist()
         try:
-            advice = self._advice(index, stored) if source.advised else {}
+            advice = stored.advised_actions if source.advised else {}
             observations, num_steps = stored.observations, len(stored.actions)
             actions = [*stored.actions, *advice.values()]
             if copy and source.augmentation is not None:
@@ -109,13 +108,6 @@ class MinariTurns(LazyDemonstrations):
                 f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {index} cannot be written as "
                 f"text by {type(codec).__name__}: {error}"
             ) from error
-
-    def _advice(self, index: int, stored: StoredEpisode) -> dict[int, Any]:
-        """Return the native actions that were advised, by step."""
-        texts = self._source.reader.advised_actions(index)
-        space = self._source.reader.action_space
-        advised = {step: clip_to_space(space, self._codec.text_to_action(text))[0] for step, text in texts.items()}
-        return advised | stored.advised_actions
 
     @property
     def fingerprint(self) -> str:
@@ -349,34 +341,10 @@ class MinariDemonstrations(Demonstrations):
         Raises:
             ValueError: If the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
         """
-        if self.advised:
-            self._check_advice(codec)
         kind = NativeTurns if policy.response_format is None else TextTurns
         turns = kind(self, codec, policy, *self._select())
         turns[0]  # reports errors that all episodes have
         return turns
-
-    def _check_advice(self, codec: TextCodec) -> None:
-        """Check that the codec can parse all advised actions, and log how many are out of bounds."""
-        clipped: dict[str, int] = {}
-        total = 0
-        for index in range(len(self.reader.lengths)):
-            for step, text in self.reader.advised_actions(index).items():
-                try:
-                    if text not in clipped:
-                        action = codec.text_to_action(text)
-                        clipped[text] = clip_to_space(self.reader.action_space, action)[1] or 0
-                    total += clipped[text] > 0
-                except InvalidActionError as error:
-                    raise ValueError(
-                        f"demonstrations.dataset_id is {self.dataset_id!r}, whose episode {index} has {text!r} as the "
-                        f"advised action of step {step}; {error}."
-                    ) from error
-        if total:
-            logging.getLogger("lrl").warning(
-                "dataset_id is %r: %d advised actions are out of the bounds of %s and are clipped.",
-                *(self.dataset_id, total, self.reader.action_space),
-            )
 
     def check_held_out(self, training: Demonstrations) -> None:
         """Check that the training demonstrations include none of these episodes.
@@ -401,8 +369,7 @@ class MinariDemonstrations(Demonstrations):
         if self.advised and not reader.has_advice:
             raise ValueError(
                 f"demonstrations.advised is true, but {self.dataset_id!r} contains no advised actions; it must be "
-                "false, or the data set collected with an advisor, or with a random_share by a policy that responds "
-                "in text or whose actions have names."
+                "false, or the data set collected with an advisor or a random_share."
             )
         counts = reader.num_demonstrated(self.advised)
         if not self.advised and reader.has_advisor:

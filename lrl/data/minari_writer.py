@@ -95,13 +95,10 @@ class RecordedEpisode:
     success: bool = False
     random_steps: list[int] = field(default_factory=list)
     """Indices of steps whose action :class:`~lrl.policies.baselines.NoisyActor` sampled at random."""
-    advised: list[str | None] = field(default_factory=list)
-    """Text of the policy's own action, which a random action replaced, for each of :attr:`random_steps`.
-
-    None if it was illegal or has no text. No advisor is needed for these actions.
-    """
-    advised_actions: list[Any] = field(default_factory=list)
-    """Native action of the advisor for each step; empty without an advisor."""
+    advised_actions: dict[int, Any] = field(default_factory=dict)
+    """Step to native action of the advisor; without an advisor the policy's own legal actions at random steps."""
+    has_advisor: bool = False
+    """Whether an advisor gave the advice, which it then gave in every step."""
 
     def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
         """Add a copy of a step, because an environment may overwrite the arrays that it returned.
@@ -256,14 +253,16 @@ class _Recorder:
         """
         native: Any = step.infos.get("native", [None] * len(episodes))
         for index in episodes.tolist():
-            self._running.setdefault(index, RecordedEpisode(index, self.seed + index))
+            new = RecordedEpisode(index, self.seed + index, has_advisor=self.advisor is not None)
+            self._running.setdefault(index, new)
         self._advise(episodes, step, native)
         for row, index in enumerate(episodes.tolist()):
             episode, native_step = self._running[index], native[row]
             if isinstance(native_step, NativeStep):
                 if row in step.decisions.replaced:
                     episode.random_steps.append(len(episode.actions))
-                    episode.advised.append(step.decisions.replaced[row])
+                    if not episode.has_advisor and step.decisions.replaced[row] is not None:
+                        episode.advised_actions[len(episode.actions)] = step.decisions.replaced[row]
                 episode.add(native_step, bool(step.terminated[row]), bool(step.truncated[row]))
             if step.ended[row]:
                 episode.end(bool(step.infos["success"][row]))
@@ -289,7 +288,7 @@ class _Recorder:
         shown = [step.observations[row] for row in rows]
         actions = self.advisor.advise(shown, before, episodes[rows], step.turn[rows])
         for episode, action in zip(running, actions, strict=True):
-            episode.advised_actions.append(action)
+            episode.advised_actions[len(episode.actions)] = action
 
     def write(self) -> None:
         """Write the buffered episodes."""

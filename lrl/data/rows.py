@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, overload
@@ -128,7 +129,7 @@ class MinariRowSequence(EpisodeRows):
             return [self[position] for position in range(len(self))[index]]
         number, step = self._place(index)
         stored, _ = self._episode(number)
-        observation, action = stored.observation(step), self._action(index)
+        observation, action = stored.observations[step], self._action(index)
         with self._readable_errors(number):
             text = self._codec.observation_to_text(observation, stored.context)
         action, _ = clip_to_space(self.reader.action_space, action)
@@ -138,7 +139,7 @@ class MinariRowSequence(EpisodeRows):
         """Return the native action of a row."""
         index = range(len(self))[index]
         number, step = self._place(index if self.action_of is None else int(self.action_of[index]))
-        return self._episode(number)[0].action(step)
+        return self._episode(number)[0].actions[step]
 
     def past_turns(self, index: int, length: int) -> tuple[tuple[str, str], ...]:
         """Return the texts of the turns before a row; see :meth:`~lrl.envs.prompt_env.EpisodeRows.past_turns`."""
@@ -147,7 +148,7 @@ class MinariRowSequence(EpisodeRows):
         to_text, action_to_text = self._codec.observation_to_text, self._codec.action_to_text
         with self._readable_errors(number):
             return tuple(
-                (to_text(stored.observation(past), stored.context), action_to_text(stored.action(past)))
+                (to_text(stored.observations[past], stored.context), action_to_text(stored.actions[past]))
                 for past in range(max(0, step - length), step)
             )
 
@@ -175,7 +176,7 @@ class MinariRowSequence(EpisodeRows):
         if found is None:
             stored, steps = self.reader.episode(number), self.reader.demonstrated_steps(number)
             found = stored, steps
-            self._cache.put(number, found, stored.bytes + steps.nbytes)
+            self._cache.put(number, found, len(pickle.dumps(found)))
         return found
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -14,101 +15,41 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import ArrayLike
 
+from lrl.codecs.space_formats import flatten
 from lrl.envs.minari_storage import (
-    ADVISED,
     ADVISED_ACTION,
+    ADVISED_STEPS,
     CONTEXT,
     HAS_ADVISOR,
     RANDOM_STEPS,
-    Columns,
-    checked_leaves,
+    check_column,
     clip_columns,
     columns_of_infos,
-    columns_size,
     dataset_path,
-    invalid_values,
-    sample_at,
+    samples_of,
     spaces_match,
     suppress_output,
     to_minari_space,
-    values_out_of_bounds,
 )
 
 
+@dataclass(frozen=True, kw_only=True)
 class StoredEpisode:
-    """Holds the native observations, actions and rewards of one episode as columns.
+    """Holds what was recorded in one episode."""
 
-    Args:
-        observation_space: space of the observations as stored by Minari.
-        observations: one observation per step, or one more.
-        action_space: space of the actions as stored by Minari.
-        actions: one action per step.
-        length: number of steps.
-        context: context of the codec as JSON values, whose lists become tuples; None if none was stored.
-        rewards: one reward per step, ``(step,)``.
-        terminated: whether the episode terminated.
-        advised: actions of the advisor, one per step or one more; None without an advisor.
-
-    Raises:
-        ValueError: If the number of rewards is not the number of steps.
-    """
-
-    def __init__(
-        self,
-        observation_space: gym.Space,
-        observations: Columns,
-        action_space: gym.Space,
-        actions: Columns,
-        length: int,
-        context: Any,
-        rewards: ArrayLike,
-        terminated: bool,
-        advised: Columns | None = None,
-    ) -> None:
-        self._observations, self._actions = (observation_space, observations), (action_space, actions)
-        self._advised = None if advised is None else (action_space, advised)
-        self._length, self.context, self.terminated = length, _lists_to_tuples(context), terminated
-        self.rewards = np.asarray(rewards, dtype=np.float64)
-        if len(self.rewards) != length:
-            raise ValueError(f"{length} steps, but {len(self.rewards)} rewards")
-        if length:
-            self.observation(length - 1)  # raises early if a column is too short
-            self.action(length - 1)
-            if self._advised is not None:
-                sample_at(*self._advised, length - 1)
-
-    @cached_property
-    def observations(self) -> list[Any]:
-        """Native observations before each step."""
-        return list(map(self.observation, range(self._length)))
-
-    @cached_property
-    def actions(self) -> list[Any]:
-        """Native actions of each step."""
-        return list(map(self.action, range(self._length)))
-
-    @property
-    def advised_actions(self) -> dict[int, Any]:
-        """Step to native action of the advisor; empty without an advisor."""
-        if self._advised is None:
-            return {}
-        return {step: sample_at(*self._advised, step) for step in range(self._length)}
-
-    def observation(self, step: int) -> Any:
-        """Return the native observation before a step."""
-        return sample_at(*self._observations, step)
-
-    def action(self, step: int) -> Any:
-        """Return the native action of a step."""
-        return sample_at(*self._actions, step)
-
-    @property
-    def bytes(self) -> int:
-        """Size of the columns in memory."""
-        columns = [part[1] for part in (self._observations, self._actions, self._advised) if part is not None]
-        return sum(map(columns_size, columns)) + self.rewards.nbytes
+    observations: list[Any]
+    """Native observations before each step."""
+    actions: list[Any]
+    """Native actions of each step."""
+    rewards: np.ndarray
+    """Reward of each step, float64 ``(step,)``."""
+    terminated: bool
+    """Whether the episode terminated."""
+    context: Any
+    """Context of the codec; None if none was stored."""
+    advised_actions: dict[int, Any]
+    """Step to advised native action."""
 
 
 def _lists_to_tuples(value: Any) -> Any:
@@ -118,8 +59,6 @@ def _lists_to_tuples(value: Any) -> Any:
     return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
-_CHECKED_STEPS = 2**15
-"""Minimum number of steps that are checked together."""
 _CHECKED: set[str] = set()
 """Files and spaces that this process has already checked."""
 
@@ -157,9 +96,10 @@ class DatasetReader:
             self.observation_space, self.action_space = dataset.observation_space, dataset.action_space
             episodes = list(self._storage.get_episode_metadata(range(dataset.total_episodes)))
             self.lengths = np.array([episode["total_steps"] for episode in episodes], dtype=np.int64)
+            self._contexts: list[str] = [episode.get(CONTEXT, "null") for episode in episodes]
             self._random: list[list[int]] = [json.loads(episode.get(RANDOM_STEPS, "[]")) for episode in episodes]
-            self._has_advisor = np.array([bool(episode.get(HAS_ADVISOR)) for episode in episodes], dtype=bool)
-            self._advised: list[list[str | None]] = [json.loads(episode.get(ADVISED, "[]")) for episode in episodes]
+            self._advised: list[list[int]] = [json.loads(episode.get(ADVISED_STEPS, "[]")) for episode in episodes]
+            self._has_advisor = [bool(episode.get(HAS_ADVISOR)) for episode in episodes]
             self._known_returns: list[float | None] = [episode.get("rewards_sum") for episode in episodes]
         if not self.lengths.sum():
             raise ValueError(f"dataset_id is {dataset_id!r}, which contains no steps; it must contain at least one.")
@@ -173,10 +113,8 @@ class DatasetReader:
         Raises:
             ValueError: If a return is not finite.
         """
-        returns = np.array([np.nan if known is None else known for known in self._known_returns], dtype=np.float64)
-        unknown = [index for index, known in enumerate(self._known_returns) if known is None]  # they are optional
-        with self._readable_errors():
-            returns[unknown] = [np.sum(rewards) for rewards in self._columns(("rewards",), unknown)]
+        known = enumerate(self._known_returns)  # the metadata of data sets of others may have none
+        returns = np.array([self.episode(index).rewards.sum() if one is None else one for index, one in known])
         if not np.isfinite(returns).all():
             index = int(np.flatnonzero(~np.isfinite(returns))[0])
             raise ValueError(
@@ -214,104 +152,62 @@ class DatasetReader:
         key = repr((about, observation_space, action_space))
         if key in _CHECKED:
             return
-        roles = {"observation": ("observations", observation_space), "action": ("actions", action_space)}
-        for role, (group, space) in roles.items():
-            for path, leaf in checked_leaves(space):
-                name = ".".join([role, *(part.removeprefix("_index_") for part in path)])
-                self._check_leaf(name, leaf, (group, *path), range(len(self.lengths)))
-        for path, leaf in checked_leaves(action_space) if self.has_advisor else ():
-            name = ".".join(["advised action", *(part.removeprefix("_index_") for part in path)])
-            advised = np.flatnonzero(self._has_advisor).tolist()
-            self._check_leaf(name, leaf, ("infos", ADVISED_ACTION, *path), advised)
+        outside: dict[tuple[str, str], tuple[int, str]] = {}
+        stored = iter(self._storage.get_episodes(range(len(self.lengths))))
+        for index in range(len(self.lengths)):
+            with self._readable_errors():
+                episode = next(stored)
+                roles = [("observation", observation_space, episode["observations"])]
+                roles.append(("action", action_space, episode["actions"]))
+                if self._advised[index]:
+                    advised = columns_of_infos(self.action_space, episode["infos"][ADVISED_ACTION])
+                    roles.append(("advised action", action_space, advised))
+            for role, space, columns in roles:
+                columns = dict(flatten(space, columns))
+                for path, leaf in flatten(space, space):
+                    if not isinstance(leaf, gym.spaces.Text):
+                        name = f"{role}.{path}" if path else role
+                        count, first = outside.get((name, str(leaf)), (0, ""))
+                        further, described = self._check_leaf(index, name, leaf, columns[path])
+                        outside[name, str(leaf)] = count + further, first or described
+        for (name, space), (count, first) in outside.items():
+            if count:
+                logging.getLogger("lrl").warning(
+                    "dataset_id is %r: %s in %d of %d steps is out of the bounds of %s and is %s; %s.",
+                    *(self.dataset_id, name, count, int(self.lengths.sum()), space),
+                    "used as it is" if name.startswith("observation") else "clipped",
+                    first,
+                )
         _CHECKED.add(key)
 
-    def _check_leaf(self, name: str, space: gym.Space, path: tuple[str, ...], episodes: Sequence[int]) -> None:
-        """Check the values of one leaf in some episodes, many steps at a time.
+    def _check_leaf(self, index: int, name: str, space: gym.Space, column: np.ndarray) -> tuple[int, str]:
+        """Check the values of one leaf in one episode.
 
         Args:
+            index: index of the episode.
             name: name of the leaf, for messages.
             space: space of the leaf.
-            path: path of its column in an episode.
-            episodes: indices of the episodes.
-        """
-        num_outside, first = 0, ""
-        for chunk, column in self._chunks(space, path, episodes):
-            wrong = invalid_values(space, column)
-            if wrong.any():
-                expected = f"it must be an element of {space}"
-                if isinstance(space, gym.spaces.Box):
-                    whole = np.issubdtype(space.dtype, np.integer)
-                    expected = f"numbers of {space} must be finite{' integers' * whole}"
-                raise ValueError(
-                    f"dataset_id is {self.dataset_id!r}, whose {self._describe(chunk, column, wrong, name)}; "
-                    f"{expected}."
-                )
-            outside = values_out_of_bounds(space, column)
-            if outside.any():
-                first = first or self._describe(chunk, column, outside, name)
-                num_outside += int(outside.reshape(len(column), -1).any(1).sum())
-        if num_outside:
-            logging.getLogger("lrl").warning(
-                "dataset_id is %r: %s in %d of %d steps is out of the bounds of %s and is %s; %s.",
-                *(self.dataset_id, name, num_outside, int(self.lengths[list(episodes)].sum()), space),
-                "used as it is" if name.startswith("observation") else "clipped",
-                first,
-            )
+            column: its values, ``(step, ...)``; they may include one after the last step.
 
-    def _chunks(
-        self, space: gym.Space, path: tuple[str, ...], episodes: Sequence[int]
-    ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Yield the indices of some episodes at a time, with the concatenated columns of one leaf.
+        Returns:
+            The number of steps with a number that is out of bounds, and a description of the first.
 
-        Args:
-            space: space of the leaf.
-            path: path of its column in an episode.
-            episodes: indices of the episodes.
+        Raises:
+            ValueError: If a value is invalid, or steps are missing.
         """
-        chunk: list[int] = []
-        columns: list[np.ndarray] = []
-        steps = 0
         with self._readable_errors():
-            for index, column in zip(episodes, self._columns(path, episodes)):
-                length = int(self.lengths[index])
-                if len(column) < length:
-                    raise ValueError(f"{length} steps, but {len(column)} of {'/'.join(path)} in episode {index}")
-                columns.append(np.asarray(column[:length]).reshape(length, *(space.shape or ())))
-                chunk.append(index)
-                steps += length
-                if steps >= _CHECKED_STEPS:
-                    yield chunk, np.concatenate(columns)
-                    chunk, columns, steps = [], [], 0
-            if columns:
-                yield chunk, np.concatenate(columns)
-
-    def _columns(self, path: tuple[str, ...], episodes: Sequence[int]) -> Iterator[Any]:
-        """Yield the stored column of one leaf of each episode; from HDF5, no other columns are read."""
-        if self._storage.FORMAT == "hdf5":
-            import h5py
-
-            with h5py.File(self._storage.data_path / "main_data.hdf5", "r") as stored:
-                for index in episodes:  # the low-level interface takes half the time for short episodes
-                    dataset = h5py.h5d.open(stored.id, "/".join([f"episode_{index}", *path]).encode())
-                    column = np.empty(dataset.shape, dataset.dtype)
-                    dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, column)
-                    yield column
-            return
-        for episode in self._storage.get_episodes(episodes):
-            column: Any = episode
-            for part in path:
-                column = column[int(part.removeprefix("_index_"))] if isinstance(column, tuple) else column[part]
-            yield column
-
-    def _describe(self, chunk: Sequence[int], column: np.ndarray, wrong: np.ndarray, name: str) -> str:
-        """Describe the first wrong value in the columns of some episodes, with its episode and step."""
-        row = int(np.flatnonzero(wrong.reshape(len(column), -1).any(1))[0])
-        ends = np.cumsum(self.lengths[list(chunk)])
-        number = int(np.searchsorted(ends, row, side="right"))
-        step = row - (int(ends[number - 1]) if number else 0)
-        value = column[row][wrong[row]].ravel()[0] if column.ndim > 1 else column[row]
-        in_name = f"in the {name}" if column.ndim > 1 else f"as the {name}"
-        return f"episode {chunk[number]} has {value} {in_name} of step {step}"
+            length = int(self.lengths[index])
+            column = np.asarray(column)[:length].reshape(length, *(space.shape or ()))
+        invalid, outside = check_column(space, column)
+        if invalid.any():
+            expected = f"it must be an element of {space}"
+            if isinstance(space, gym.spaces.Box):
+                whole = np.issubdtype(space.dtype, np.integer)
+                expected = f"numbers of {space} must be finite{' integers' * whole}"
+            raise ValueError(
+                f"dataset_id is {self.dataset_id!r}, whose {_describe(index, name, column, invalid)[1]}; {expected}."
+            )
+        return _describe(index, name, column, outside)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -326,12 +222,12 @@ class DatasetReader:
     @property
     def has_advisor(self) -> bool:
         """Return whether some episodes contain an advisor's action for every step."""
-        return bool(self._has_advisor.any())
+        return any(self._has_advisor)
 
     @property
     def has_advice(self) -> bool:
         """Return whether the data set contains advised actions."""
-        return self.has_advisor or any(map(self.advised_actions, range(len(self.lengths))))
+        return any(self._advised)
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
         """Return the steps of an episode that are demonstrations, int64 ``(step,)``.
@@ -345,14 +241,8 @@ class DatasetReader:
         """
         if self._has_advisor[index]:
             return np.arange(self.lengths[index] if advised else 0)
-        included = self.advised_actions(index) if advised else ()
-        excluded = [step for step in self._random[index] if step not in included]
-        return np.setdiff1d(np.arange(self.lengths[index]), excluded)
-
-    def advised_actions(self, index: int) -> dict[int, str]:
-        """Return, for steps with a random action, the text of the action that the policy would have chosen."""
-        pairs = zip(self._random[index], self._advised[index])  # data sets may contain no advice
-        return {step: text for step, text in pairs if text is not None}
+        excluded = set(self._random[index]) - set(self._advised[index] if advised else ())
+        return np.setdiff1d(np.arange(self.lengths[index]), list(excluded))
 
     def check_own_actions(self, key: str) -> None:
         """Check that the data set was collected without an advisor, whose actions should be imitated instead.
@@ -382,16 +272,23 @@ class DatasetReader:
         """
         with self._readable_errors():
             (stored,) = self._storage.get_episodes([index])
-            (metadata,) = self._storage.get_episode_metadata([index])
-            context = json.loads(metadata[CONTEXT]) if CONTEXT in metadata else None
-            actions: Columns = clip_columns(self._action_bounds, stored["actions"])
-            columns = self.observation_space, stored["observations"], self.action_space, actions
-            advised = None
-            if self._has_advisor[index]:
-                advised = columns_of_infos(self.action_space, stored["infos"][ADVISED_ACTION])
-                advised = clip_columns(self._action_bounds, advised)
-            terminated = bool(np.any(stored["terminations"]))
-            return StoredEpisode(*columns, int(self.lengths[index]), context, stored["rewards"], terminated, advised)
+            length, actions = int(self.lengths[index]), clip_columns(self._action_bounds, stored["actions"])
+            rewards = np.asarray(stored["rewards"], dtype=np.float64)
+            if len(rewards) != length:
+                raise ValueError(f"{length} steps, but {len(rewards)} rewards")
+            advised: dict[int, Any] = {}
+            if self._advised[index]:
+                columns = columns_of_infos(self.action_space, stored["infos"][ADVISED_ACTION])
+                samples = samples_of(self._action_bounds, clip_columns(self._action_bounds, columns), length)
+                advised = {step: samples[step] for step in self._advised[index]}
+            return StoredEpisode(
+                observations=samples_of(self.observation_space, stored["observations"], length),
+                actions=samples_of(self._action_bounds, actions, length),
+                rewards=rewards,
+                terminated=bool(np.any(stored["terminations"])),
+                context=_lists_to_tuples(json.loads(self._contexts[index])),
+                advised_actions=advised,
+            )
 
     @contextmanager
     def _readable_errors(self) -> Iterator[None]:
@@ -403,6 +300,22 @@ class DatasetReader:
                 f"dataset_id is {self.dataset_id!r}, which cannot be read ({reason}); delete "
                 f"{dataset_path(self.dataset_id).parent} and collect or download it again."
             ) from error
+
+
+def _describe(index: int, name: str, column: np.ndarray, wrong: np.ndarray) -> tuple[int, str]:
+    """Return the number of steps with a wrong value, and a description of the first such value.
+
+    Args:
+        index: index of the episode.
+        name: name of the leaf.
+        column: values of the leaf, ``(step, ...)``.
+        wrong: which of them are wrong, bool ``(step, ...)``.
+    """
+    steps = np.flatnonzero(wrong.reshape(len(column), -1).any(1)).tolist()
+    if not steps:
+        return 0, ""
+    value, place = column[steps[0]][wrong[steps[0]]].ravel()[0], "in" if column.ndim > 1 else "as"
+    return len(steps), f"episode {index} has {value} {place} the {name} of step {steps[0]}"
 
 
 def download(dataset_id: str) -> None:

@@ -265,8 +265,7 @@ class NoisyActor(ActorWrapper):
 
     Demonstrations recorded with it show how to recover from mistakes: as in DART (arXiv:1703.09327), the noise changes
     the trajectory, while the actor's own actions are learned. :attr:`~lrl.types.Decisions.replaced` holds the replaced
-    actions. The text of a native action is kept only if each action has a name, because the text of numbers depends on
-    the number format.
+    actions.
 
     Args:
         actor: the wrapped actor, connected and configured; it responds in text or acts natively.
@@ -293,11 +292,11 @@ class NoisyActor(ActorWrapper):
         assert self.codec is not None
         decisions = self.actor.act(observations, memory, keys, sampling)
         actions, memory = list(decisions.actions), list(decisions.memory)
-        replaced: dict[int, str | None] = {}
+        replaced: dict[int, Any] = {}
         uniforms = token_uniforms(replace(keys, purpose=f"noise of {keys.purpose}"), 2).tolist()
         for row, (whether, which) in enumerate(uniforms):
             if whether < self.random_share:
-                replaced[row] = self._action_text(actions[row])
+                replaced[row] = self._native_action(actions[row])
                 if self.response_format is None:
                     actions[row] = self.codec.random_action(which)
                 else:
@@ -306,18 +305,13 @@ class NoisyActor(ActorWrapper):
                     memory[row] = _with_response(memory[row], actions[row])
         return replace(decisions, actions=actions, memory=memory, replaced=replaced)
 
-    def _action_text(self, action: Any) -> str | None:
-        """Return the text of a native action, or of the action in a response.
-
-        Returns None for a response without a legal action, and for a native action without a name.
-        """
-        assert self.codec is not None
+    def _native_action(self, action: Any) -> Any:
+        """Return the native action of a response or a native action; None for a response without a legal action."""
         if self.response_format is None:
-            return None if self.codec.action_texts is None else self.codec.action_to_text(action)
+            return action
+        assert self.codec is not None
         try:
-            return self.codec.action_to_text(
-                self.codec.text_to_action(get_response_format(self.response_format).extract(action))
-            )
+            return self.codec.text_to_action(get_response_format(self.response_format).extract(action))
         except InvalidActionError:
             return None
 

@@ -70,7 +70,6 @@ def _episode(rng: np.random.Generator, steps: int) -> dict[str, Any]:
         "context": None,
         "success": False,
         "random_steps": [],
-        "advised": [],
     }
 
 

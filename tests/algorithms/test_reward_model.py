@@ -29,7 +29,7 @@ def write(dataset_id, action_space, episodes):
     with DatasetWriter(dataset_id, BOX, action_space, None) as writer:
         for seed, (observations, actions, rewards) in enumerate(episodes):
             steps = len(actions)
-            one = {"seed": seed, "context": None, "success": False, "random_steps": [], "advised": []}
+            one = {"seed": seed, "context": None, "success": False, "random_steps": []}
             one |= {
                 "observations": list(observations),
                 "actions": list(actions),

@@ -270,7 +270,7 @@ def test_a_tuple_of_actions_is_read_as_it_was_written():
     taken, better = [space.sample() for _ in range(3)], [space.sample() for _ in range(3)]
     episode = {"seed": 0, "context": None, "success": False, "observations": [0, 1, 2, 3], "actions": taken}
     episode |= {"rewards": [0.0] * 3, "terminations": [False] * 3, "truncations": [False, False, True]}
-    episode |= {"random_steps": [], "advised": [], "advised_actions": better}
+    episode |= {"random_steps": [], "advised_actions": dict(enumerate(better)), "has_advisor": True}
     with DatasetWriter(NAME, gym.spaces.Discrete(4), space, None) as writer:
         writer.add([episode])
         writer.finish({})

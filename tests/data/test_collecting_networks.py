@@ -246,7 +246,7 @@ def test_random_actions_between_those_of_a_network_are_marked_and_its_own_are_ke
     assert 0.5 * total < sum(map(len, own)) < 0.9 * total
     for index, episode in enumerate(episodes):
         choices = policy.act(list(episode.observations), [()] * len(episode.actions), keys_of(episode)).actions
-        advised = reader.advised_actions(index)
+        advised = episode.advised_actions
         for step, (choice, action) in enumerate(zip(choices, episode.actions, strict=True)):
             assert reader.action_space.contains(action)
             if step in own[index]:
@@ -254,8 +254,7 @@ def test_random_actions_between_those_of_a_network_are_marked_and_its_own_are_ke
                 continue
             randoms.append(action)
             differing += not np.allclose(action, choice, atol=1e-3)
-            assert env_id == "Pendulum-v1" or advised[step] == env.codec.action_to_text(choice)
-        assert env_id == "CartPole-v1" or not advised, "the text of a number depends on how numbers are written"
+            np.testing.assert_allclose(advised[step], choice, atol=1e-5)
     assert np.ptp(randoms) == 1 if env_id == "CartPole-v1" else np.ptp(randoms) > 2, "over the whole space"
     assert differing > 0.25 * len(randoms)
     if env_id == "Pendulum-v1":

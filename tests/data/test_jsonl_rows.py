@@ -78,7 +78,7 @@ def test_a_data_set_written_as_jsonl_is_read_unchanged(tmp_path, monkeypatch, sp
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env, steps = SpacesOnly(space, space, NumberFormat(precision=precision)), len(values)
     with DatasetWriter("lrl/odd-v0", *env.spaces, None) as writer:
-        episode = {"seed": 0, "context": None, "success": False, "random_steps": [], "advised": []}
+        episode = {"seed": 0, "context": None, "success": False, "random_steps": []}
         flags = {"rewards": [0.0] * steps, "terminations": [False] * steps, "truncations": [False] * steps}
         writer.add([episode | flags | {"observations": [*values, values[0]], "actions": [*values]}])
         writer.finish({})

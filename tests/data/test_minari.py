@@ -577,7 +577,7 @@ def test_statistics_are_those_of_the_data_set(datasets):
 def test_a_number_that_never_changes_is_not_stretched(datasets, constant):
     """Its mean over episodes is rounded, which leaves a standard deviation of 1e-17."""
     box, name = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64), f"lrl/still-{abs(int(1000 * constant))}-v0"
-    episode = {"seed": 0, "context": None, "success": False, "random_steps": [], "advised": []}
+    episode = {"seed": 0, "context": None, "success": False, "random_steps": []}
     with DatasetWriter(name, box, gym.spaces.Discrete(2), None) as writer:
         for steps in (7, 3, 5):
             seen = [np.array([constant, float(step)]) for step in range(steps + 1)]
@@ -596,7 +596,7 @@ def test_ranges_of_a_dict_have_keys(datasets):
     episode = {"seed": 0, "context": None, "success": False, "observations": [*seen, seen[0]], "actions": [0, 1]}
     episode |= {"rewards": [0.0, 0.0], "terminations": [False, True], "truncations": [False, False]}
     with DatasetWriter("lrl/joint-v0", space, gym.spaces.Discrete(2), None) as writer:
-        writer.add([episode | {"random_steps": [], "advised": []}])
+        writer.add([episode | {"random_steps": []}])
         writer.finish({})
     statistics = observation_statistics("lrl/joint-v0")
     assert statistics == {"position": [(-0.5, 2.5), (1.0, 1.0)], "speed.0": [(-5.0, 25.0), (10.0, 1.0)]}

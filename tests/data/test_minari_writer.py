@@ -268,7 +268,7 @@ def test_writes_that_fail_inside_hdf5_end_in_a_sentence(datasets):
         status = 1
         with suppress(BaseException):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # bytes that a file may have
+            resource.setrlimit(resource.RLIMIT_FSIZE, (25_000, 25_000))  # bytes that a file may have
             try:
                 gather(policy="random", episodes=6)
             except ValueError as error:

@@ -37,12 +37,12 @@ def record(
     """Write two episodes of three steps, given by six observations and six actions."""
     with DatasetWriter(NAME, observation_space, action_space, None) as writer:
         for start in (0, 3):
-            episode = {"seed": start, "context": None, "success": False, "random_steps": [], "advised": []}
+            episode = {"seed": start, "context": None, "success": False, "random_steps": []}
             episode |= {"observations": [*observations[start : start + 3], observations[0]]}
             episode |= {"actions": actions[start : start + 3], "rewards": [*rewards[start : start + 3]]}
             episode |= {"terminations": [False, False, True], "truncations": [False] * 3}
             if advised is not None:
-                episode["advised_actions"] = advised[start : start + 3]
+                episode |= {"advised_actions": dict(enumerate(advised[start : start + 3])), "has_advisor": True}
             writer.add([episode])
         writer.finish({})
 
@@ -108,27 +108,6 @@ def test_values_inside_their_space_are_read(space, good, caplog):
     assert not caplog.records
 
 
-def test_episodes_are_checked_in_chunks(monkeypatch):
-    monkeypatch.setattr("lrl.envs.minari_reader._CHECKED_STEPS", 4)
-    record([0] * 6, with_one_wrong(np.array([0, 1]), np.array([0, 5])), Discrete(2), MultiDiscrete([2, 2]))
-    with pytest.raises(ValueError, match="whose episode 1 has 5 in the action of step 2"):
-        DatasetReader(NAME)
-
-
-def test_columns_read_from_hdf5_are_those_that_minari_reads_in_any_format():
-    space = Dict(a=Tuple((Text(9), Discrete(2))), b=WIDE)
-    values = [{"a": ("x", index % 2), "b": pair(index, float)} for index in range(6)]
-    record(values, [0] * 6, space, Discrete(2), advised=[1] * 6)
-    reader = DatasetReader(NAME)
-    paths = [("observations", "a", "_index_1"), ("observations", "b"), ("actions",), ("infos", "advised_action")]
-    fast = [list(reader._columns(path, [1, 0])) for path in paths]
-    reader._storage.FORMAT = "another"
-    for path, columns in zip(paths, fast, strict=True):
-        for column, same in zip(columns, reader._columns(path, [1, 0]), strict=True):
-            np.testing.assert_array_equal(column, same)
-            assert column.dtype == same.dtype and len(column) >= 3
-
-
 LAKE = GymnasiumEnvs("FrozenLake-v1")
 
 
@@ -184,7 +163,7 @@ def test_actions_are_clipped_to_the_environments_bounds_where_the_stored_ones_ar
 def test_finite_observations_out_of_bounds_are_kept_and_logged(caplog):
     """Many environments, such as LunarLander, leave the bounds that they declare."""
     record([np.array([0.5, 1.5], np.float32)] * 6, [0] * 6, UNIT, Discrete(2))
-    assert DatasetReader(NAME).episode(0).observation(0).tolist() == [0.5, 1.5]
+    assert DatasetReader(NAME).episode(0).observations[0].tolist() == [0.5, 1.5]
     assert "observation in 6 of 6 steps is out of the bounds of Box" in caplog.text and "used as it is" in caplog.text
 
 
@@ -194,31 +173,19 @@ def test_rounding_to_the_precision_of_the_space_is_not_out_of_bounds(caplog):
     assert not caplog.records
 
 
-ADVICE = ["<action>0.5</action>", "<action>7</action>"]
-
-
-def record_advice(texts, random_steps, env):
-    """Write an episode with advice in the form of texts for some of its three steps."""
-    with DatasetWriter(NAME, *env.spaces, None) as writer:
-        episode = {"seed": 0, "context": None, "success": False, "random_steps": random_steps, "advised": texts}
-        episode |= {"observations": [np.array([1, 0, 0], np.float32)] * 4, "actions": [np.zeros(1, np.float32)] * 3}
+def test_advice_at_random_steps_is_checked_and_clipped_as_well(caplog):
+    pendulum = GymnasiumEnvs("Pendulum-v1")
+    with DatasetWriter(NAME, *pendulum.spaces, None) as writer:
+        episode = {"seed": 0, "context": None, "success": False, "random_steps": [0, 1, 2]}
+        episode |= {"observations": [np.array([1, 0, 0], np.float32)] * 4, "actions": [np.ones(1, np.float32)] * 3}
+        episode |= {"advised_actions": {0: np.array([0.5], np.float32), 2: np.array([7.0], np.float32)}}
         writer.add([episode | {"rewards": [0.0] * 3, "terminations": [False] * 3, "truncations": [False] * 3}])
         writer.finish({})
-
-
-def test_advice_in_the_form_of_text_is_checked_and_clipped_as_well(caplog):
-    pendulum = GymnasiumEnvs("Pendulum-v1")
-    record_advice(ADVICE, [0, 2], pendulum)
     turns = MinariDemonstrations(NAME, "all", advised=True).load(pendulum.codec, MLPPolicy())
-    assert [turn.native.action.tolist() for turn in turns] == [[0.5], [0.0], [2.0]]
-    assert "1 advised actions are out of the bounds of Box(-2.0, 2.0" in caplog.text
-
-
-def test_advice_that_is_no_action_is_named_with_its_episode_and_step():
-    pendulum = GymnasiumEnvs("Pendulum-v1")
-    record_advice([ADVICE[0], "<action>nan</action>"], [0, 2], pendulum)
-    with pytest.raises(ValueError, match="whose episode 0 has '<action>nan</action>' as the advised action of step 2"):
-        MinariDemonstrations(NAME, "all", advised=True).load(pendulum.codec, MLPPolicy())
+    assert [turn.native.action.tolist() for turn in turns] == [[0.5], [2.0]]
+    assert "advised action in 1 of 3 steps is out of the bounds of Box(-2.0, 2.0" in caplog.text
+    with pytest.raises(ValueError, match="num_rows is|num_episodes is"):
+        MinariDemonstrations(NAME, "all").load(pendulum.codec, MLPPolicy())
 
 
 def test_returns_are_those_of_the_metadata_and_no_episode_is_opened_again(monkeypatch):

@@ -25,7 +25,7 @@ def write(dataset_id="lrl/numbers-v0", episodes=EPISODES, rewards=None, first=0,
         for episode in range(first, first + episodes):
             steps = 1 if episode in short else STEPS
             given = [10.0 * episode + step for step in range(steps)] if rewards is None else rewards
-            one = {"seed": episode, "context": None, "success": False, "random_steps": [], "advised": []}
+            one = {"seed": episode, "context": None, "success": False, "random_steps": []}
             one["observations"] = [np.array([episode, step], dtype=np.float64) for step in range(steps + 1)]
             one |= {"actions": [np.int64(step % 2) for step in range(steps)], "rewards": given}
             one["terminations"] = [False] * (steps - 1) + [terminated]

@@ -15,6 +15,7 @@ from lrl.envs.processes import EnvironmentFailedError
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.baselines import RandomActor
 
+
 @pytest.mark.slow
 def test_a_dead_process_raises_with_environment_seed_and_signal():
     env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(3, "direct")
