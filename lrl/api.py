@@ -26,7 +26,7 @@ from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate
 from lrl.registry import build, short_name
-from lrl.rollouts.runner import add_examples
+from lrl.rollouts.examples import add_examples
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.module import PolicyModule, RunModule
 from lrl.training.progress import ConsoleProgress

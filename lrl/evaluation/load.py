@@ -19,7 +19,7 @@ from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.policies.served import ServedPolicy
 from lrl.prompts import PromptTemplate
 from lrl.registry import build
-from lrl.rollouts.runner import add_examples, wants_examples
+from lrl.rollouts.examples import add_examples, wants_examples
 from lrl.types import SamplingConfig
 
 BASELINES: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}

@@ -1,4 +1,4 @@
-"""The only loop that plays vectorised environments, and few-shot examples that are played with it.
+"""The only loop that plays vectorised environments.
 
 Code that collects, evaluates, watches or records decides which environments take the next turn, which episodes they
 play and which random numbers they use; :class:`EnvRunner` does everything else.
@@ -15,15 +15,9 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
 
-from lrl.envs.factory import EnvFactory
-from lrl.envs.minari_reader import DatasetReader, download
 from lrl.envs.native import check_batch
-from lrl.envs.text import text_of
-from lrl.functional.random import counter_hash, permutation, seeds
 from lrl.policies.actor import Actor
-from lrl.policies.baselines import ExpertActor
-from lrl.prompts import get_response_format
-from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
+from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,123 +209,3 @@ class EnvRunner:
 def _is_column(name: str, column: Any, num_envs: int) -> bool:
     """Return whether an entry of vectorised infos has one value per environment."""
     return not name.startswith("_") and isinstance(column, np.ndarray) and column.shape == (num_envs,)
-
-
-# Few-shot examples: single turns from episodes of an expert, or of a data set.
-
-_PURPOSE = "example"
-_LOWEST_SEED = 2**30
-"""Examples use seeds from here on, because evaluations use consecutive seeds that start at a small number."""
-_EPISODES_PER_EXAMPLE = 50
-"""Number of episodes per example after which the search for further observations stops."""
-
-
-def wants_examples(policy: Actor) -> bool:
-    """Return whether the policy's prompt needs more few-shot examples than it has."""
-    return policy.prompt is not None and policy.prompt.num_examples > len(policy.prompt.examples)
-
-
-def add_examples(policy: Actor, env: EnvFactory) -> None:
-    """Add few-shot examples to the policy's prompt if it needs more than it has.
-
-    Args:
-        policy: connected policy.
-        env: the environment in which it is trained, or in which it acts if it is not trained.
-
-    Raises:
-        ValueError: If there are too few different observations, or :func:`draw_examples` or
-            :func:`draw_stored_examples` cannot play or read any.
-    """
-    prompt = policy.prompt
-    if prompt is not None and wants_examples(policy):
-        wanted = prompt.num_examples, prompt.response_format
-        if prompt.examples_from is None:
-            policy.prompt = prompt.with_examples(draw_examples(env, *wanted))
-        else:
-            policy.prompt = prompt.with_examples(draw_stored_examples(prompt.examples_from, env, *wanted))
-
-
-def draw_examples(env: EnvFactory, num_examples: int, response_format: str) -> tuple[PastTurn, ...]:
-    """Sample turns with different observations, at most one per episode of the expert; the same on every machine.
-
-    Args:
-        env: the environment; if it has splits, its training split is used. Episodes are reset with seeds that no
-            evaluation uses.
-        num_examples: number of turns.
-        response_format: format of the expert's responses, which have no reasoning.
-
-    Raises:
-        ValueError: If the environment has no expert, or its episodes have fewer different observations.
-    """
-    levels = env.training_split()
-    expert = ExpertActor(response_format=response_format)
-    try:
-        expert.connect(levels.codec)
-    except ValueError as error:
-        name = type(levels.codec).__name__
-        raise ValueError(
-            f"prompt.num_examples is {num_examples}; it must be 0, or prompt.examples_from a data set: {name} has no "
-            "expert."
-        ) from error
-    envs = levels.make(1, response_format)
-    examples: dict[str, PastTurn] = {}
-    try:
-        runner = EnvRunner(expert, envs)
-        for episode in range(_EPISODES_PER_EXAMPLE * num_examples):
-            turns = _play(runner, np.array([episode]))
-            turn = turns[int(counter_hash(_PURPOSE, episode)) % len(turns)]
-            examples.setdefault(turn.observation, turn)
-            if len(examples) == num_examples:
-                return tuple(examples.values())
-    finally:
-        envs.close()
-    raise ValueError(
-        f"prompt.num_examples is {num_examples}; it must be at most {len(examples)}, the number of different "
-        "observations in the expert's episodes."
-    )
-
-
-def draw_stored_examples(
-    dataset_id: str, env: EnvFactory, num_examples: int, response_format: str
-) -> tuple[PastTurn, ...]:
-    """Sample turns with different observations from a data set, one per episode if there are enough episodes.
-
-    Args:
-        dataset_id: Minari's name of the data set, which is downloaded if it is not local.
-        env: the environment of the data set, whose codec writes the texts.
-        num_examples: number of turns.
-        response_format: format of the responses, which have no reasoning.
-
-    Raises:
-        ValueError: If the data set cannot be read, is of another environment, or has fewer different observations.
-    """
-    download(dataset_id)
-    reader, codec, render = DatasetReader(dataset_id), env.codec, get_response_format(response_format).render
-    reader.check_spaces(*env.spaces, "prompt.examples_from")
-    reader.check_own_actions("prompt.examples_from")
-    order = permutation(len(reader.lengths), _PURPOSE)
-    examples: dict[str, PastTurn] = {}
-    for attempt in range(_EPISODES_PER_EXAMPLE * num_examples):
-        index = int(order[attempt % len(order)])
-        steps = reader.demonstrated_steps(index)
-        if not len(steps):
-            continue
-        episode, step = reader.episode(index), int(steps[int(counter_hash(_PURPOSE, attempt)) % len(steps)])
-        text = codec.observation_to_text(episode.observations[step], episode.context)
-        examples.setdefault(text, PastTurn(text, render(codec.action_to_text(episode.actions[step]))))
-        if len(examples) == num_examples:
-            return tuple(examples.values())
-    raise ValueError(
-        f"prompt.num_examples is {num_examples}; it must be at most {len(examples)}, the number of different "
-        f"observations found in {dataset_id!r}."
-    )
-
-
-def _play(runner: EnvRunner, episode: np.ndarray) -> list[PastTurn]:
-    """Play one episode, of index ``(1,)``, and return its turns."""
-    runner.reset(seeds(_PURPOSE, episode) | _LOWEST_SEED, episode)
-    turns: list[PastTurn] = []
-    while not runner.ended[0]:
-        step = runner.turn(RandomKeys(seed=0, purpose=_PURPOSE, collection=0, env=episode, turn=runner.lengths))
-        turns.append(PastTurn(text_of(step.observations[0]), step.decisions.actions[0]))
-    return turns

@@ -35,7 +35,7 @@ from lrl.functional.distributed import (
     value_of_this_rank,
 )
 from lrl.policies.policy import Policy
-from lrl.rollouts.runner import add_examples
+from lrl.rollouts.examples import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State
 from lrl.training.resume import check_settings, mend_loops, read_whole, settings_of

@@ -31,7 +31,7 @@ from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate
-from lrl.rollouts.runner import draw_stored_examples
+from lrl.rollouts.examples import draw_examples
 from lrl.types import SamplingConfig
 
 LAKES = GymnasiumEnvs("lrl/FrozenLakeRandomMaps-v0", max_episode_steps=12)
@@ -195,7 +195,7 @@ READERS = {
     "demonstrations": lambda: MinariDemonstrations(NAME, split="all").load(LAKES.codec, text_policy(LAKES)),
     "rows": lambda: MinariRows(NAME, LAKES).rows(),
     "jsonl": lambda: write_jsonl(NAME, LAKES, "never_written.jsonl"),
-    "examples": lambda: draw_stored_examples(NAME, LAKES, 1, "direct"),
+    "examples": lambda: draw_examples(LAKES, 1, "direct", NAME),
 }
 
 

@@ -18,7 +18,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.minari_reader import DatasetReader
 from lrl.envs.minari_storage import DatasetWriter
 from lrl.policies.mlp import MLPPolicy
-from lrl.rollouts.runner import draw_stored_examples
+from lrl.rollouts.examples import draw_examples
 
 NAME = "lrl/recorded-v0"
 WIDE = Box(-np.inf, np.inf, (2,), np.float64)
@@ -118,7 +118,7 @@ LAKE = GymnasiumEnvs("FrozenLake-v1")
         lambda path: MinariRows(NAME, LAKE).rows(),
         lambda path: TransitionsDataModule(NAME).load(),
         lambda path: observation_statistics(NAME),
-        lambda path: draw_stored_examples(NAME, LAKE, 2, "direct"),
+        lambda path: draw_examples(LAKE, 2, "direct", NAME),
         lambda path: write_jsonl(NAME, LAKE, path / "lines.jsonl"),
     ],
     ids=["demonstrations", "rows", "transitions", "statistics", "examples", "lines"],

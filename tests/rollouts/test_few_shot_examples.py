@@ -17,8 +17,8 @@ from lrl.policies.baselines import ExpertActor, expert_for
 from lrl.prompts import PromptTemplate
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.format import ClosingTagFormatReward
-from lrl.rollouts import runner as few_shot_examples
-from lrl.rollouts.runner import add_examples, draw_examples, draw_stored_examples
+from lrl.rollouts import examples as few_shot_examples
+from lrl.rollouts.examples import add_examples, draw_examples
 
 HELD_OUT = re.compile("yellow box|red key|red door|green ball|grey door")
 TEST_LEVEL = "lrl/BabyAI-MixedTestLocal-v0"
@@ -81,7 +81,7 @@ def test_more_examples_than_states_and_environments_without_expert_are_errors(mo
     monkeypatch.setattr(few_shot_examples, "_EPISODES_PER_EXAMPLE", 25)  # which show every state
     with pytest.raises(ValueError, match="num_examples is 12; it must be at most 11"):
         draw_examples(GymnasiumEnvs("FrozenLake-v1"), 12, "direct")
-    with pytest.raises(ValueError, match="num_examples is 1; it must be 0, or .*: BabyAICodec has no expert"):
+    with pytest.raises(ValueError, match="num_examples is positive; it must be 0, or .*: BabyAICodec has no expert"):
         draw_examples(GymnasiumEnvs("minigrid:MiniGrid-Empty-5x5-v0"), 1, "direct")
 
 
@@ -98,8 +98,8 @@ def dataset(tmp_path, monkeypatch) -> str:
 
 
 def test_examples_of_a_data_set_are_its_turns_of_different_episodes(dataset) -> None:
-    turns = draw_stored_examples(dataset, PENDULUM, 4, "think_answer")
-    assert turns == draw_stored_examples(dataset, PENDULUM, 4, "think_answer")
+    turns = draw_examples(PENDULUM, 4, "think_answer", dataset)
+    assert turns == draw_examples(PENDULUM, 4, "think_answer", dataset)
     reader, codec, found = DatasetReader(dataset), PENDULUM.codec, []
     for number in range(4):
         episode = reader.episode(number)
@@ -108,32 +108,32 @@ def test_examples_of_a_data_set_are_its_turns_of_different_episodes(dataset) -> 
             told = (codec.observation_to_text(observation), f"<think></think><answer>{text}</answer>")
             found += [number] * ((told[0], told[1]) in {(turn.observation, turn.response) for turn in turns})
     assert sorted(found) == [0, 1, 2, 3]
-    assert len(draw_stored_examples(dataset, PENDULUM, 9, "direct")) == 9, "episodes may give several"
+    assert len(draw_examples(PENDULUM, 9, "direct", dataset)) == 9, "episodes may give several"
 
 
 def test_a_prompt_gets_its_examples_from_the_data_set_that_it_names(dataset) -> None:
     policy = load_baseline("random", PENDULUM).policy
     policy.prompt = PromptTemplate(response_format="direct", num_examples=2, examples_from=dataset)
     add_examples(policy, PENDULUM)
-    assert policy.prompt.examples == draw_stored_examples(dataset, PENDULUM, 2, "direct")
+    assert policy.prompt.examples == draw_examples(PENDULUM, 2, "direct", dataset)
 
 
 def test_examples_can_be_shown_with_rows_whose_rewards_read_responses(dataset) -> None:
     """The spaces of rows do not depend on rewards, which raise errors for native actions."""
     rows = PromptEnvs(MinariRows(dataset, PENDULUM), [ClosingTagFormatReward(), BehaviourCloningReward()])
-    assert draw_stored_examples(dataset, rows, 2, "direct") == draw_stored_examples(dataset, PENDULUM, 2, "direct")
+    assert draw_examples(rows, 2, "direct", dataset) == draw_examples(PENDULUM, 2, "direct", dataset)
 
 
 @pytest.mark.slow
 def test_data_sets_that_cannot_be_shown_raise_one_sentence(dataset, monkeypatch) -> None:
     monkeypatch.setattr(few_shot_examples, "_EPISODES_PER_EXAMPLE", 5)  # which show every turn
     with pytest.raises(ValueError, match="num_examples is 99; it must be at most 24, .* found in 'lrl/pendulum-v0'"):
-        draw_stored_examples(dataset, PENDULUM, 99, "direct")
+        draw_examples(PENDULUM, 99, "direct", dataset)
     with pytest.raises(ValueError, match="examples_from is 'lrl/pendulum-v0', whose observation space is Box"):
-        draw_stored_examples(dataset, GymnasiumEnvs("CartPole-v1"), 1, "direct")
+        draw_examples(GymnasiumEnvs("CartPole-v1"), 1, "direct", dataset)
     monkeypatch.setattr("lrl.envs.minari_reader._check_hub", lambda: (_ for _ in ()).throw(OSError()))
     with pytest.raises(ValueError, match="dataset_id is 'lrl/none-v0', which is not in"):
-        draw_stored_examples("lrl/none-v0", PENDULUM, 1, "direct")
+        draw_examples(PENDULUM, 1, "direct", "lrl/none-v0")
     with pytest.raises(ValueError, match="examples_from is 'a/b-v0', but prompt.num_examples is 0"):
         PromptTemplate(examples_from="a/b-v0")
 

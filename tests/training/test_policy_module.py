@@ -10,7 +10,7 @@ from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tin
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.lm.config import LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
-from lrl.rollouts.runner import draw_examples
+from lrl.rollouts.examples import draw_examples
 from lrl.training.checkpoint import CollectionCheckpoint
 
 LORA = {"lora": LoRAConfig(r=2, alpha=4)}
