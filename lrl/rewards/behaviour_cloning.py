@@ -5,7 +5,6 @@ They need neither Q-values nor a simulator, and support Discrete, MultiDiscrete,
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,20 +12,11 @@ import numpy as np
 from lrl.codecs.codec import TextCodec
 from lrl.ranges import PositiveFloat, check_arguments
 from lrl.registry import register
-from lrl.rewards.reward import NativeAction, Reward, Row
+from lrl.rewards.reward import ActionReward, NativeAction, Row
 
 
-class _DistanceReward(Reward):
-    """Abstract base class of rewards that depend on the distance between two actions.
-
-    Args:
-        weight: factor of this reward in the weighted sum.
-        invalid: reward of an invalid response.
-    """
-
-    def __init__(self, weight: float, invalid: float) -> None:
-        super().__init__(weight)
-        self.invalid = float(invalid)
+class _DistanceReward(ActionReward):
+    """Abstract base class of rewards that depend on the distance between two actions."""
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
         """Raise if actions are composed of parts; see :meth:`~lrl.rewards.reward.Reward.connect`."""
@@ -37,28 +27,18 @@ class _DistanceReward(Reward):
                 "integer or an array."
             )
 
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
-    ) -> np.ndarray:
-        """Compute the reward of each response; float64 ``(row,)``."""
-        rewards = np.full(len(rows), self.invalid)
-        valid = [index for index, action in enumerate(actions) if action is not None]
-        if valid:
-            taken, wanted = np.array([actions[i] for i in valid]), np.array([rows[i].action for i in valid])
-            taken, wanted = taken.reshape(len(valid), -1), wanted.reshape(len(valid), -1)
-            if np.issubdtype(wanted.dtype, np.floating):
-                rewards[valid] = self._continuous(np.square(taken.astype(np.float64) - wanted).mean(1))
-            else:
-                rewards[valid] = self._discrete((taken == wanted).all(1))
-        return rewards
 
-    @abstractmethod
-    def _continuous(self, error: np.ndarray) -> np.ndarray:
-        """Return the rewards ``(row,)`` for mean squared errors ``(row,)`` over the dimensions of a Box."""
+def _errors(rows: Sequence[Row], actions: Sequence[NativeAction]) -> tuple[np.ndarray, bool]:
+    """Return the error of each action, float64 ``(row,)``, and whether actions are continuous.
 
-    @abstractmethod
-    def _discrete(self, equal: np.ndarray) -> np.ndarray:
-        """Return the rewards ``(row,)`` of integer actions; ``equal``, bool ``(row,)``, marks those of the data."""
+    The error of a continuous action is the mean squared error over the dimensions, that of a discrete one is 0 if it
+    equals that of the data set, else 1.
+    """
+    taken, wanted = np.array(actions), np.array([row.action for row in rows])
+    taken, wanted = taken.reshape(len(rows), -1), wanted.reshape(len(rows), -1)
+    if np.issubdtype(wanted.dtype, np.floating):
+        return np.square(taken.astype(np.float64) - wanted).mean(1), True
+    return (taken != wanted).any(1).astype(np.float64), False
 
 
 @register
@@ -79,11 +59,10 @@ class BehaviourCloningReward(_DistanceReward):
     def __init__(self, weight: float = 1.0, invalid: float = -10.0) -> None:
         super().__init__(weight, invalid)
 
-    def _continuous(self, error: np.ndarray) -> np.ndarray:
-        return -error
-
-    def _discrete(self, equal: np.ndarray) -> np.ndarray:
-        return np.where(equal, 0.0, -1.0)
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
+        """Compute the rewards of valid actions, float64 ``(row,)``."""
+        errors, _ = _errors(rows, actions)
+        return -errors
 
 
 @register
@@ -104,8 +83,7 @@ class BoundedCloningReward(_DistanceReward):
         super().__init__(weight, 0.0)
         self.scale = float(scale)
 
-    def _continuous(self, error: np.ndarray) -> np.ndarray:
-        return np.exp(-error / self.scale)
-
-    def _discrete(self, equal: np.ndarray) -> np.ndarray:
-        return equal.astype(np.float64)
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
+        """Compute the rewards of valid actions, float64 ``(row,)``."""
+        errors, continuous = _errors(rows, actions)
+        return np.exp(-errors / self.scale) if continuous else 1 - errors

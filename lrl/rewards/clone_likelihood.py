@@ -17,7 +17,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.functional.distributed import find_checkpoint, read_checkpoint
 from lrl.lm.heads import ActionHead, RunningNorm, mlp, seeded_init
 from lrl.registry import register
-from lrl.rewards.reward import NetworkReward
+from lrl.rewards.reward import NativeAction, NetworkReward, Row
 
 _PREFIX = "policy."
 """Prefix of the names of a policy's weights in a checkpoint."""
@@ -174,14 +174,9 @@ class CloneLikelihoodReward(NetworkReward):
     name = "clone_likelihood"
 
     def __init__(self, path: str, weight: float = 1.0) -> None:
-        super().__init__(path, weight)
+        super().__init__(path, weight, _MINIMUM)
         cloned_network_file(path, "rewards.path")
         self._network: ClonedNetwork | None = None
-
-    @property
-    def invalid_reward(self) -> float:
-        """Reward of an invalid response."""
-        return _MINIMUM
 
     def load(self, codec: TextCodec) -> None:
         """Load the clone.
@@ -196,7 +191,8 @@ class CloneLikelihoodReward(NetworkReward):
             )
         self._network = load_cloned_network(self.path, space, "rewards.path")
 
-    def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
         """Return the log-likelihoods of native actions, at least -50; float64 ``(row,)``."""
         assert self._network is not None, "connect() comes first"
-        return np.maximum(self._network.log_likelihoods(observations, actions), _MINIMUM)
+        observations = [row.native_observation for row in rows]
+        return np.maximum(self._network.log_likelihoods(observations, actions), self.invalid_reward)

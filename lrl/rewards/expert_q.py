@@ -6,7 +6,6 @@ slippery 4x4 FrozenLake, the normalised advantage is 0.68 and the Q-gap at tempe
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,13 +13,13 @@ import numpy as np
 from lrl.codecs.codec import TextCodec
 from lrl.ranges import PositiveFloat, check_arguments
 from lrl.registry import register
-from lrl.rewards.reward import NativeAction, Reward, Row
+from lrl.rewards.reward import ActionReward, NativeAction, Row
 
 _EQUAL_VALUES_TOLERANCE = 1e-9
 """Spread of Q-values up to which all are considered equal, as value iteration leaves small residuals."""
 
 
-class _ChosenActionReward(Reward):
+class _ChosenActionReward(ActionReward):
     """Abstract base class of reward functions that are 0 for invalid responses."""
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
@@ -31,21 +30,6 @@ class _ChosenActionReward(Reward):
                 f"env.rewards has a {type(self).__name__}, but env.rows has no Q-values; it must be a reward that "
                 "needs none, such as BehaviourCloningReward."
             )
-
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
-    ) -> np.ndarray:
-        """Compute the reward of each valid action, and 0 for each invalid response; float64 ``(row,)``."""
-        rewards = np.zeros(len(rows))
-        valid = [(index, row, action) for index, (row, action) in enumerate(zip(rows, actions)) if action is not None]
-        if valid:
-            indices, valid_rows, chosen = zip(*valid)
-            rewards[list(indices)] = self._rewards(valid_rows, np.array(chosen))
-        return rewards
-
-    @abstractmethod
-    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        """Compute the rewards, float64 ``(row,)``, of valid actions ``chosen``, int64 ``(row,)``."""
 
 
 @register
@@ -59,9 +43,10 @@ class NormalizedAdvantageReward(_ChosenActionReward):
 
     name = "normalized_advantage"
 
-    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        q, q_chosen, spread, all_equal = _q_values(rows, chosen)
-        is_expert = chosen == np.array([row.action for row in rows])
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
+        """Compute the rewards of valid actions, float64 ``(row,)``."""
+        q, q_chosen, spread, all_equal = _q_values(rows, actions)
+        is_expert = np.array(actions) == np.array([row.action for row in rows])
         normalized = (q_chosen - q.min(1)) / spread
         return np.where(all_equal, np.where(is_expert, 1.0, 0.5), np.minimum(1.0, normalized + 0.2 * is_expert))
 
@@ -72,8 +57,9 @@ class OptimalActionReward(_ChosenActionReward):
 
     name = "optimal_action"
 
-    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        return np.array([float(action in row.best_actions) for row, action in zip(rows, chosen, strict=True)])
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
+        """Compute the rewards of valid actions, float64 ``(row,)``."""
+        return np.array([float(action in row.best_actions) for row, action in zip(rows, actions, strict=True)])
 
 
 @register
@@ -94,12 +80,15 @@ class QGapReward(_ChosenActionReward):
         super().__init__(weight)
         self.temperature = float(temperature)
 
-    def _rewards(self, rows: Sequence[Row], chosen: np.ndarray) -> np.ndarray:
-        q, q_chosen, spread, all_equal = _q_values(rows, chosen)
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
+        """Compute the rewards of valid actions, float64 ``(row,)``."""
+        q, q_chosen, spread, all_equal = _q_values(rows, actions)
         return np.where(all_equal, 1.0, np.exp(-(q.max(1) - q_chosen) / (self.temperature * spread)))
 
 
-def _q_values(rows: Sequence[Row], chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _q_values(
+    rows: Sequence[Row], actions: Sequence[NativeAction]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return all Q-values and statistics of them.
 
     Returns:
@@ -109,4 +98,4 @@ def _q_values(rows: Sequence[Row], chosen: np.ndarray) -> tuple[np.ndarray, np.n
     q = np.array([row.q_values for row in rows], dtype=np.float64)
     spread = q.max(1) - q.min(1)
     all_equal = spread <= _EQUAL_VALUES_TOLERANCE
-    return q, q[np.arange(len(q)), chosen], np.where(all_equal, 1.0, spread), all_equal
+    return q, q[np.arange(len(q)), np.array(actions)], np.where(all_equal, 1.0, spread), all_equal

@@ -96,22 +96,59 @@ class Reward(ABC):
         """
 
 
-class NetworkReward(Reward):
+class ActionReward(Reward):
+    """Abstract base class of rewards of the chosen action; all invalid responses have the same reward.
+
+    Args:
+        weight: factor of this reward in the weighted sum.
+        invalid: reward of an invalid response.
+    """
+
+    def __init__(self, weight: float = 1.0, invalid: float = 0.0) -> None:
+        super().__init__(weight)
+        self.invalid: float | None = float(invalid)
+
+    @property
+    def invalid_reward(self) -> float:
+        """Reward of an invalid response."""
+        assert self.invalid is not None
+        return self.invalid
+
+    @abstractmethod
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
+        """Compute the unweighted rewards of valid native actions, ``(row,)``.
+
+        Raises:
+            ValueError: If observations or actions do not fit.
+        """
+
+    def __call__(
+        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
+    ) -> np.ndarray:
+        """Compute the reward of each response; float64 ``(row,)``.
+
+        Raises:
+            ValueError: If observations or actions do not fit.
+        """
+        rewards = np.full(len(rows), self.invalid_reward)
+        valid = {index: action for index, action in enumerate(actions) if action is not None}
+        if valid:
+            rewards[list(valid)] = self.of_actions([rows[index] for index in valid], list(valid.values()))
+        return rewards
+
+
+class NetworkReward(ActionReward):
     """Abstract base class of rewards that a network computes from the native observation and the native action.
 
     Args:
         path: run directory or checkpoint of the network.
         weight: factor of this reward in the weighted sum.
+        invalid: reward of an invalid response.
     """
 
-    def __init__(self, path: str, weight: float) -> None:
-        super().__init__(weight)
+    def __init__(self, path: str, weight: float, invalid: float = 0.0) -> None:
+        super().__init__(weight, invalid)
         self.path = path
-
-    @property
-    @abstractmethod
-    def invalid_reward(self) -> float:
-        """Reward of an invalid response."""
 
     @abstractmethod
     def load(self, codec: TextCodec) -> None:
@@ -119,14 +156,6 @@ class NetworkReward(Reward):
 
         Raises:
             ValueError: If the checkpoint is damaged or has no such network, or if the environment does not fit it.
-        """
-
-    @abstractmethod
-    def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
-        """Compute the rewards of native observations and actions in one forward pass; float64 ``(row,)``.
-
-        Raises:
-            ValueError: If observations or actions do not fit the network.
         """
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
@@ -145,23 +174,8 @@ class NetworkReward(Reward):
             )
         self.load(codec)
         try:
-            self.predict([row.native_observation], [row.action])
+            self.of_actions([row], [row.action])
         except ValueError as error:
             raise ValueError(
                 f"env.rewards has a {name} of {self.path!r}, which does not fit env.rows: {error}"
             ) from error
-
-    def __call__(
-        self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
-    ) -> np.ndarray:
-        """Compute the reward of each response in one forward pass; float64 ``(row,)``.
-
-        Raises:
-            ValueError: If observations or actions do not fit the network.
-        """
-        rewards = np.full(len(rows), self.invalid_reward)
-        valid = [index for index, action in enumerate(actions) if action is not None]
-        if valid:
-            observations: list[Any] = [rows[index].native_observation for index in valid]
-            rewards[valid] = self.predict(observations, [actions[index] for index in valid])
-        return rewards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from lrl.functional.distributed import find_checkpoint, read_checkpoint
 from lrl.lm.heads import mlp, seeded_init, vector_size, vectors
 from lrl.ranges import NonNegativeFloat, check_arguments
 from lrl.registry import register
-from lrl.rewards.reward import NetworkReward
+from lrl.rewards.reward import NativeAction, NetworkReward, Row
 
 _PREFIX = "model."
 """Prefix of the names of the model's weights in a checkpoint."""
@@ -274,9 +275,8 @@ class LearnedReward(NetworkReward):
         super().__init__(path, weight)
         reward_model_file(path, "rewards.path")
         self.invalid, self.disagreement_coef = invalid, float(disagreement_coef)
-        self._model: RewardModel | None = None
 
-    @property
+    @cached_property
     def model(self) -> RewardModel:
         """The reward model, loaded at the first access.
 
@@ -284,15 +284,13 @@ class LearnedReward(NetworkReward):
             ValueError: If the checkpoint is damaged or has no reward model, or if the disagreement of a model with one
                 member is to be subtracted.
         """
-        if self._model is None:
-            model = load_reward_model(self.path, "rewards.path")
-            if self.disagreement_coef and len(model.members) == 1:
-                raise ValueError(
-                    f"rewards.disagreement_coef is {self.disagreement_coef:g}, but the model of {self.path!r} has one "
-                    "member; it must be 0, or the model must be trained with model.init_args.members of at least 2."
-                )
-            self._model = model
-        return self._model
+        model = load_reward_model(self.path, "rewards.path")
+        if self.disagreement_coef and len(model.members) == 1:
+            raise ValueError(
+                f"rewards.disagreement_coef is {self.disagreement_coef:g}, but the model of {self.path!r} has one "
+                "member; it must be 0, or the model must be trained with model.init_args.members of at least 2."
+            )
+        return model
 
     @property
     def invalid_reward(self) -> float:
@@ -303,10 +301,10 @@ class LearnedReward(NetworkReward):
         """Load the model, which does not depend on the environment."""
         _ = self.model
 
-    def predict(self, observations: Sequence[Any], actions: Sequence[Any]) -> np.ndarray:
+    def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
         """Return the predicted rewards minus the disagreement, float64 ``(row,)``.
 
         Raises:
             ValueError: If observations or actions do not fit the model.
         """
-        return self.model.predict(observations, actions, self.disagreement_coef)
+        return self.model.predict([row.native_observation for row in rows], actions, self.disagreement_coef)

@@ -109,8 +109,8 @@ def test_means_are_clipped_to_the_bounds_and_deviations_to_a_minimum(saved) -> N
 
 def test_invalid_responses_and_unlikely_actions_have_the_minimum_reward(saved, monkeypatch) -> None:
     _, path = saved()
-    monkeypatch.setattr("lrl.rewards.clone_likelihood._MINIMUM", -0.1)
     reward = connected(path)
+    monkeypatch.setattr(reward, "invalid", -0.1)
     far, near = np.float32([1.0, -1.0]), np.float32([0.0, 0.0])
     found = reward([row(1, 2, 3)] * 3, [""] * 3, [far, None, near])
     assert found[:2].tolist() == [-0.1, -0.1] and found[2] > -0.1
