@@ -102,12 +102,9 @@ class SFTModule(GradientModule):
         critic = any(weight.requires_grad for weight in self.policy.critic_parameters())
         replica: Any = self.trainer.model
         if critic and isinstance(replica, DistributedDataParallel) and not replica.find_unused_parameters:
-            trunk = self.policy.trunk
-            key = "critic" if trunk is None or trunk.value_head is None else "value_head"
-            unset = "false" if trunk is None else "null"
             raise ValueError(
-                f"policy.{key} is set, but demonstrations do not train it, and trainer.strategy is ddp, which waits "
-                f"for the gradient of every weight; {key} must be {unset}, or the strategy "
+                "model.policy has a critic, which demonstrations do not train, and trainer.strategy is ddp, which "
+                "waits for the gradient of every weight; critic or value_head must not be set, or the strategy must be "
                 "ddp_find_unused_parameters_true."
             )
 

@@ -240,9 +240,9 @@ class TRPOModule(GradientModule):
         assert new is not None
         if self.natural_gradient.product == "gauss_newton":
             return gauss_newton_vector_product(
-                new.coordinates, lambda tangent: new.metric(tangent) * mask[..., None], parameters, damping=0.0
+                new.coordinates, lambda tangent: new.metric(tangent) * mask[..., None], parameters
             )
-        return fisher_vector_product((new.detach().kl(new) * mask).sum(), parameters, damping=0.0)
+        return fisher_vector_product((new.detach().kl(new) * mask).sum(), parameters)
 
     # -- the trust region and the trained weights -------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def conjugate_gradient(
     return x
 
 
-def fisher_vector_product(mean_kl: Tensor, parameters: Sequence[Tensor], damping: float) -> MatrixVectorProduct:
+def fisher_vector_product(mean_kl: Tensor, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
     """Return Hessian-vector products of a mean KL divergence, computed by differentiating twice.
 
     Where the divergence is zero, its Hessian is the Fisher matrix.
@@ -51,19 +51,18 @@ def fisher_vector_product(mean_kl: Tensor, parameters: Sequence[Tensor], damping
     Args:
         mean_kl: scalar ``()`` with a graph whose leaves include ``parameters``.
         parameters: the trainable parameters, tensors of any shape.
-        damping: added to the diagonal of the matrix.
     """
     gradient = flatten(torch.autograd.grad(mean_kl, parameters, create_graph=True, allow_unused=True), parameters)
 
     def product(vector: Tensor) -> Tensor:
         second = torch.autograd.grad(gradient @ vector, parameters, retain_graph=True, allow_unused=True)
-        return flatten(second, parameters) + damping * vector
+        return flatten(second, parameters)
 
     return product
 
 
 def gauss_newton_vector_product(
-    outputs: Tensor, output_metric: MatrixVectorProduct, parameters: Sequence[Tensor], damping: float
+    outputs: Tensor, output_metric: MatrixVectorProduct, parameters: Sequence[Tensor]
 ) -> MatrixVectorProduct:
     """Return products with the Gauss-Newton matrix ``J^T M J``, where ``J`` is the Jacobian of ``outputs``.
 
@@ -76,7 +75,6 @@ def gauss_newton_vector_product(
             include ``parameters``.
         output_metric: multiplies ``M`` by a tensor with the shape of ``outputs``; includes the weights of an average.
         parameters: the trainable parameters, tensors of any shape.
-        damping: added to the diagonal of the matrix.
     """
     probe = torch.zeros_like(outputs, requires_grad=True)
     transposed = torch.autograd.grad(outputs, parameters, probe, create_graph=True, allow_unused=True)
@@ -87,7 +85,7 @@ def gauss_newton_vector_product(
         directions = [pieces[index].view_as(parameters[index]) for index in used]
         (tangent,) = torch.autograd.grad([transposed[index] for index in used], probe, directions, retain_graph=True)
         result = torch.autograd.grad(outputs, parameters, output_metric(tangent), retain_graph=True, allow_unused=True)
-        return flatten(result, parameters) + damping * vector
+        return flatten(result, parameters)
 
     return product
 

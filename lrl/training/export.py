@@ -64,7 +64,12 @@ class ExportModel(L.Callback):
         folder = Path(trainer.default_root_dir) / FOLDER
         save_pretrained(language_model_of(pl_module), folder, writes=trainer.is_global_zero)
         if self.repo_id is not None and trainer.is_global_zero:
-            push(folder, self.repo_id)
+            error = upload(folder, self.repo_id)  # logged instead of raised, because the run has finished
+            logger = logging.getLogger("lrl")
+            if error:
+                logger.error(error)
+            else:
+                logger.info("pushed %s to %s", folder, self.repo_id)
 
 
 def language_model_of(module: L.LightningModule) -> LanguageModel:
@@ -82,27 +87,16 @@ def language_model_of(module: L.LightningModule) -> LanguageModel:
 def create_repo(repo_id: str, private: bool) -> str:
     """Create the repository if it does not exist; return an error message, or an empty string on success."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, LocalTokenNotFoundError
 
     try:
         HfApi().whoami()
         HfApi().create_repo(repo_id, private=private, exist_ok=True)
-    except LocalTokenNotFoundError:
-        return f"no token is set to push to {repo_id!r}; call `hf auth login` or set HF_TOKEN."
-    except HFValidationError:
-        return f"the repository to push to is {repo_id!r}; it must be NAME or ORGANISATION/NAME."
-    except Exception as error:  # errors of the hub and of the network, and offline mode
-        return f"{repo_id!r} cannot be pushed to; check the network, the token and the name ({_brief(error)})."
+    except Exception as error:  # no token, a malformed name, errors of the hub and of the network, and offline mode
+        return (
+            f"{repo_id!r} cannot be pushed to ({_brief(error)}); check the network, the token (`hf auth login` or "
+            "HF_TOKEN) and the name, which must be NAME or ORGANISATION/NAME."
+        )
     return ""
-
-
-def push(folder: Path, repo_id: str) -> None:
-    """Upload ``folder``; a failure is logged instead of raised, because the run has already finished."""
-    error = upload(folder, repo_id)
-    if error:
-        logging.getLogger("lrl").error(error)
-    else:
-        logging.getLogger("lrl").info("pushed %s to %s", folder, repo_id)
 
 
 def upload(folder: Path, repo_id: str) -> str:

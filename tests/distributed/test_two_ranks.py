@@ -220,7 +220,7 @@ def test_two_ranks_move_inside_the_trust_region_as_one_rank_does(results, folder
 
 
 def test_a_critic_that_demonstrations_do_not_train_is_one_sentence(results):
-    assert "policy.value_head is set, but demonstrations do not train it" in results[1]["ddp_sft_critic"]["sentence"]
+    assert "model.policy has a critic, which demonstrations do not train" in results[1]["ddp_sft_critic"]["sentence"]
 
 
 def test_sharded_weights_have_no_trust_region(results):
