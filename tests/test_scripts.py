@@ -19,7 +19,6 @@ from lrl.cli.program import main
         ("lrl evaluate --policy best", "--policy is 'best'; it must be one of"),
         ("lrl evaluate", "0 of --checkpoint, --model and --policy are given"),
         ("lrl evaluate --policy random --checkpoint nowhere", "2 of --checkpoint, --model and --policy are given"),
-        ("lrl evaluate --policy mlp", "--policy is 'mlp', which needs weights"),
         (
             "lrl evaluate --model assets/tiny-lm --choose --response_format think_answer",
             "prompt.response_format is 'think_answer'; it must be direct",

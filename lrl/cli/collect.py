@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from lrl.cli.command import command
 from lrl.cli.options import EnvOptions, changed
@@ -33,8 +33,6 @@ class CollectOptions:
     """Seed of the first episode."""
     num_envs: PositiveInt = 1
     """Episodes that are played in parallel; the data set does not depend on it."""
-    vectorization: Literal["sync", "async"] = "sync"
-    """sync steps the environments one after another, async each in its own process."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature of a run; 0 takes its mean or most probable action."""
     random_share: ClosedUnitInterval = 0.0
@@ -154,7 +152,7 @@ def _load(policy: str | None, env: EnvOptions, play: CollectOptions) -> tuple[Ac
         raise ValueError("--env_id is missing; it must be a registered name, unless --policy is a run.")
     numbers = None if run is None else saved_numbers(run, env.numbers)
     envs = training_env(run) if run is not None and env.env_id is None else env.gymnasium(numbers)
-    envs = envs.with_settings(vectorization=play.vectorization)
+    envs = envs.with_settings(vectorization="sync")
     if play.max_episode_steps is not None:
         envs = envs.with_settings(max_episode_steps=play.max_episode_steps)
     if policy is None:

@@ -12,24 +12,15 @@ if TYPE_CHECKING:
     from lrl.evaluation.comparison import Comparison
 
 
-def compare(
-    runs: list[Path],
-    *,
-    baseline: list[Path],
-    metric: str | None = None,
-    bounds: tuple[float, float] | None = None,
-    bootstrap: bool = False,
-    steps_to: float | None = None,
-) -> None:
+def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None, bootstrap: bool = False) -> None:
     """Compare runs with baseline runs, paired by seed.
 
     lrl compare runs/lake/grpo/* --baseline runs/lake/ppo/* --metric val/success_rate
     lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cartpole_ppo_mlp.json
-    lrl compare runs/cart/ppo/* --baseline runs/cart/trpo/* --metric rollout/return --steps_to 195
 
     The output has these parts:
 
-    - the final value of the metric for each seed, or with --steps_to the env steps until it reaches a value
+    - the final value of the metric for each seed
     - the mean difference with a 95% interval: a bootstrap over pairs if the metric is bounded, otherwise Student's
       paired interval
     - the smallest difference that this number of seeds detects with a probability of 0.8
@@ -40,31 +31,17 @@ def compare(
         runs: run directories or files of assets/results.
         baseline: runs to compare with.
         metric: a column of metrics.csv; default: that of the results, or val/exact_success.
-        bounds: lowest and highest possible value of a bounded return; rates lie in [0, 1].
         bootstrap: print a bootstrap over pairs in addition if the metric is unbounded.
-        steps_to: compare the env steps after which the metric reaches this value.
 
     Raises:
-        ValueError: If the runs have no common metric or seed, or a value is outside the bounds.
+        ValueError: If the runs have no common metric or seed.
     """
     from lrl.evaluation import comparison
 
     metric = comparison.common_metric([*runs, *baseline], metric)
-    if bounds and steps_to is not None:
-        raise ValueError(
-            f"--bounds is {list(bounds)}, but env steps have no such bounds; leave it out with --steps_to."
-        )
-    (ours, our_bounds), (theirs, their_bounds) = (
-        comparison.read_figures(paths, metric, bounds, steps_to) for paths in (runs, baseline)
-    )
-    bounds = bounds or our_bounds or their_bounds
-    for value in (*ours.values(), *theirs.values()):
-        if bounds is not None and not bounds[0] <= value <= bounds[1]:
-            low, high = bounds
-            raise ValueError(f"{metric} has bounds {low:g} and {high:g}, but a run ends at {value:g}; set --bounds.")
-    result = comparison.compare(ours, theirs, bounded=bounds is not None)
-    reached = "" if steps_to is None else f"env steps until {steps_to:g} is reached by "
-    print(report(result, reached + metric, bootstrap))
+    (ours, bounded), (theirs, baseline_bounded) = (comparison.read_figures(paths, metric) for paths in (runs, baseline))
+    result = comparison.compare(ours, theirs, bounded or baseline_bounded)
+    print(report(result, metric, bootstrap))
 
 
 def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:

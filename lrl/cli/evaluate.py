@@ -24,7 +24,7 @@ class SubjectOptions:
     checkpoint: str | None = None
     """A checkpoint or a run directory."""
     policy: str | None = None
-    """A baseline: random, constant or expert; or mlp, which requires an MLPPolicy in --checkpoint."""
+    """A baseline: random, constant or expert."""
     success_at: Literal["last_step", "any_step"] | None = None
     """Which steps decide whether an episode is a success; default: env.success_at of the run, or last_step."""
     merge_adapters: bool = False
@@ -129,16 +129,9 @@ def _load(subject: SubjectOptions, language_model: ModelOptions, env: PlayedEnvO
     """
     from lrl.evaluation.load import load_baseline
 
-    if subject.policy != "mlp":
-        exactly_one(checkpoint=subject.checkpoint, model=language_model.model, policy=subject.policy)
-    elif subject.checkpoint is None or language_model.model is not None:
-        raise ValueError("--policy is 'mlp', which needs weights; give --checkpoint as well, and no --model.")
+    exactly_one(checkpoint=subject.checkpoint, model=language_model.model, policy=subject.policy)
     if subject.checkpoint is not None:
-        loaded = env.load(subject.checkpoint)
-        kind = type(loaded.policy).__name__
-        if subject.policy == "mlp" and kind != "MLPPolicy":
-            raise ValueError(f"--policy is 'mlp', but --checkpoint holds a {kind}; leave --policy out.")
-        return loaded
+        return env.load(subject.checkpoint)
     if subject.policy is not None:
         return load_baseline(subject.policy, env.factory())
     return language_model.load(env.factory())

@@ -14,12 +14,11 @@ def plot(
     *,
     metric: str = "val/success_rate",
     clock: Literal["env_steps", "episodes", "tokens", "minutes"] = "env_steps",
-    statistic: Literal["mean", "iqm"] = "iqm",
     baseline: tuple[str, ...] | None = None,
     title: str = "",
     out: Path = Path("plot.png"),
 ) -> None:
-    """Draw a logged metric of runs, with a 95% interval over seeds.
+    """Draw the interquartile mean of a logged metric over runs, with a 95% interval over seeds.
 
     lrl plot runs/frozen_lake/grpo/* --metric val/success_rate --baseline optimum=0.744 --out curve.png
     lrl plot small=runs/a/x-seed0 small=runs/a/x-seed1 large=runs/b/x-seed0 --clock minutes --out b.png
@@ -29,7 +28,6 @@ def plot(
             is labelled by the folder that holds it.
         metric: any column of metrics.csv.
         clock: the x axis.
-        statistic: how the runs of a label are averaged: mean or interquartile mean.
         baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
         title: title of the plot.
         out: the PNG to write.
@@ -38,7 +36,7 @@ def plot(
 
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
     curves = [
-        aggregate(label, [read_series(run, metric, clock) for run in grouped], statistic)
+        aggregate(label, [read_series(run, metric, clock) for run in grouped])
         for label, grouped in group_runs(runs).items()
     ]
     draw_curves(curves, metric, clock, out, baselines, title)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 
@@ -159,37 +157,3 @@ def reachable_states(table: TransitionTable, start: int = 0) -> list[int]:
         found |= new
         frontier += new
     return sorted(found)
-
-
-def q_learning(env: gym.Env[Any, Any], num_episodes: int = 50_000, seed: int = 0, *, gamma: float = 0.99) -> np.ndarray:
-    """Learn Q-values by tabular Q-learning, with the settings of the original experiment.
-
-    The learning rate is 0.1. The exploration rate starts at 1 and is multiplied by 0.995 after each episode, down to
-    0.01.
-
-    If all actions of a state have the same value, a random one is taken. If the first one were taken, the agent would
-    never leave the start on ice that is not slippery.
-
-    Args:
-        env: an environment with discrete observations and actions.
-        num_episodes: number of training episodes.
-        seed: seed of the environment and of the exploration.
-        gamma: discount factor.
-
-    Returns:
-        Q-values, float64 ``(state, action)``.
-    """
-    shape = (int(env.observation_space.n), int(env.action_space.n))  # pyright: ignore[reportAttributeAccessIssue]
-    q, rng, epsilon = np.zeros(shape), np.random.default_rng(seed), 1.0
-    for episode in range(num_episodes):
-        state, _ = env.reset(seed=seed if episode == 0 else None)
-        ended = False
-        while not ended:
-            explores = rng.random() < epsilon or q[state].max() == q[state].min()
-            action = int(rng.integers(shape[1])) if explores else int(q[state].argmax())
-            next_state, reward, terminated, truncated, _ = env.step(action)
-            target = float(reward) + (0.0 if terminated else gamma * q[next_state].max())
-            q[state, action] += 0.1 * (target - q[state, action])
-            state, ended = next_state, terminated or truncated
-        epsilon = max(0.01, epsilon * 0.995)
-    return q

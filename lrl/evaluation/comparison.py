@@ -165,10 +165,6 @@ DEFAULT_METRIC = "val/exact_success"
 """Metric that is read if neither the user nor a stored result names one."""
 
 
-_Curve = tuple[Sequence[float], Sequence[float]]
-"""Values of a metric, and the env steps at each value; no env steps if the run does not count them."""
-
-
 def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
     """Return ``metric`` if it is given, otherwise the common metric of all stored results among ``paths``.
 
@@ -184,61 +180,35 @@ def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
     return next(iter(kept.values()), DEFAULT_METRIC)
 
 
-def read_figures(
-    paths: Sequence[Path], metric: str, bounds: tuple[float, float] | None = None, steps_to: float | None = None
-) -> tuple[dict[int, float], tuple[float, float] | None]:
-    """Read one number of every run: the last value of a metric, or the env steps until it reached a value.
+def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], bool]:
+    """Read the last value of a metric of every run.
 
     Args:
         paths: run directories, and JSON files of stored results, which contain several runs each.
         metric: a column of ``metrics.csv``; of stored results, their metric or the one that is drawn.
-        bounds: bounds of the metric; None uses those of a rate or of a stored result.
-        steps_to: if given, read the env steps after which the metric first reaches this value.
 
     Returns:
-        The numbers by seed, and the minimum and maximum of their possible values; None if these are not known.
+        The values by seed, and whether the minimum and maximum of the possible values are known.
 
     Raises:
-        ValueError: If a path does not exist or lacks the metric, a run never reaches ``steps_to``, or two runs have the
-            same seed.
+        ValueError: If a path does not exist or lacks the metric, or two runs have the same seed.
     """
-    curves: dict[int, _Curve] = {}
+    values: dict[int, float] = {}
+    bounded = bounds_of({"metric": metric}) is not None
     for path in paths:
         if not path.exists():
             raise ValueError(f"run is {str(path)!r}, which does not exist; name a run directory or a file of results.")
         if path.suffix == ".json":
             result = _kept(path)
-            found = [(int(run["seed"]), _kept_curve(path, result, run, metric)) for run in result["runs"]]
-            bounds = bounds or (bounds_of(result) if metric == result["metric"] else None)
+            found = [(int(run["seed"]), _kept_value(path, result, run, metric)) for run in result["runs"]]
+            bounded = bounded or (metric == result["metric"] and bounds_of(result) is not None)
         else:
-            found = [(_seed(path), _logged_curve(path, metric))]
-        for seed, curve in found:
-            if seed in curves:
+            found = [(_seed(path), float(logged_rows(path, metric)[-1][metric]))]
+        for seed, value in found:
+            if seed in values:
                 raise ValueError(f"run is {str(path)!r}, whose seed {seed} another run has; name one run per seed.")
-            curves[seed] = curve
-    if steps_to is not None:
-        return _steps_to(steps_to, metric, curves), None
-    return {seed: values[-1] for seed, (values, _) in curves.items()}, bounds or bounds_of({"metric": metric})
-
-
-def _steps_to(value: float, metric: str, curves: Mapping[int, _Curve]) -> dict[int, float]:
-    """Return the env steps after which each run first reaches a value.
-
-    Raises:
-        ValueError: If a run never reaches the value, or does not count env steps.
-    """
-    best = {seed: max(values) for seed, (values, _) in curves.items()}
-    worst = min(best, key=best.__getitem__)
-    if not best[worst] >= value:
-        raise ValueError(
-            f"steps_to is {value:g}, but {metric} of seed {worst} reaches {best[worst]:g}; it must be at most that."
-        )
-    without = [seed for seed, (values, env_steps) in curves.items() if len(env_steps) < len(values)]
-    if without:
-        raise ValueError(f"steps_to is {value:g}, but {metric} of seed {without[0]} has no env steps; leave it out.")
-    return {
-        seed: next(steps for one, steps in zip(*curve, strict=True) if one >= value) for seed, curve in curves.items()
-    }
+            values[seed] = value
+    return values, bounded
 
 
 def _kept(path: Path) -> dict[str, Any]:
@@ -253,19 +223,12 @@ def _kept(path: Path) -> dict[str, Any]:
     return result
 
 
-def _kept_curve(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> _Curve:
-    """Return the curve of the metric, whether it is the result's own or the one that is drawn."""
+def _kept_value(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> float:
+    """Return the last value of the metric, whether it is the result's own or the one that is drawn."""
     curve = next((run[name] for name in ("curve", "drawn") if metric in run.get(name, {})), None)
     if curve is None:
         raise ValueError(f"metric is {metric!r}, but {path} holds {result['metric']!r}; name that metric.")
-    return [float(value) for value in curve[metric]], curve.get("env_steps", [])
-
-
-def _logged_curve(run: Path, metric: str) -> _Curve:
-    """Return a column of ``metrics.csv``."""
-    rows = logged_rows(run, metric)
-    steps = [float(row["clock/env_steps"]) for row in rows if row.get("clock/env_steps")]
-    return [float(row[metric]) for row in rows], steps
+    return float(curve[metric][-1])
 
 
 def _seed(run: Path) -> int:

@@ -61,8 +61,6 @@ def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
     assert done.stdout.startswith("val/return of the runs and of the baseline")
     assert "no interval: there are 3 pairs, and an interval needs at least 5" in done.stdout
     assert "seeds, " in done.stdout and "more" in done.stdout
-    done = compare(files[0], "--baseline", files[1], "--bounds", 0, 490)
-    assert done.returncode == 2 and "val/return has bounds 0 and 490, but a run ends at 500" in done.stderr
 
 
 def test_an_unbounded_figure_has_a_bootstrap_interval_where_it_is_asked_for(runs):
@@ -74,26 +72,6 @@ def test_an_unbounded_figure_has_a_bootstrap_interval_where_it_is_asked_for(runs
     assert both[0] == student == "95% interval of the mean difference: -38.16 to +158.2 (paired t)"
     low, high = (float(word) for word in both[1].split(": ")[1].split(" (")[0].split(" to "))
     assert 10 < low < 30 and 90 < high < 200 and both[1].endswith("(bootstrap over pairs)")
-
-
-def test_the_env_steps_to_a_figure_are_those_of_the_first_value_that_reaches_it(runs, tmp_path):
-    sides = []
-    for name, values in {"ours": [[3, 8, 5], [2, 6, 9]], "theirs": [[1, 5, 8], [8, 1, 1]]}.items():
-        curves = [{"drawn": {"env_steps": [10, 20, 40], "rollout/return": one}, "curve": {}} for one in values]
-        kept = [{"seed": seed, **curve} for seed, curve in enumerate(curves)]
-        sides.append(tmp_path / f"{name}.json")
-        sides[-1].write_text(json.dumps({"metric": "val/return", "bounds": [0, 9], "runs": kept}))
-    asked = [sides[0], "--baseline", sides[1], "--metric", "rollout/return", "--steps_to"]
-    done = compare(*asked, 8)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0] == "env steps until 8 is reached by rollout/return of the runs and of the baseline, paired by seed"
-    assert lines[4:6] == ["| 0 | 20 | 40 | -20 |", "| 1 | 40 | 10 | +30 |"]
-    assert "seed 0 reaches 8; it must be at most that" in compare(*asked, 8.5).stderr
-    assert "env steps have no such bounds" in compare(*asked, 8, "--bounds", 0, 9).stderr
-    logged = runs("logged", {1: 0.9, 2: 0.8})
-    done = compare(*logged, "--baseline", *logged, "--metric", "val/success_rate", "--steps_to", 0.5)
-    assert "| 1 | 20 | 20 | +0 |" in done.stdout and "paired t" not in done.stdout
 
 
 def test_the_results_of_the_repository_can_be_compared():

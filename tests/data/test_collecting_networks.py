@@ -141,7 +141,7 @@ def test_the_data_set_of_a_network_does_not_depend_on_how_many_environments_play
 def test_a_run_plays_where_it_was_trained_unless_an_environment_is_named(datasets, tmp_path, capsys):
     own = {"id": "CartPole-v1", "max_episode_steps": 6, "reset_options": {"low": 0.0, "high": 0.01}}
     save_run(tmp_path / "run", network(GymnasiumEnvs("CartPole-v1"), scale=0.0), own)
-    arguments = ["--policy", str(tmp_path / "run"), "--episodes", "2", "--vectorization", "async", "--num_envs", "2"]
+    arguments = ["--policy", str(tmp_path / "run"), "--episodes", "2", "--num_envs", "2"]
     main("collect", [*arguments, "--dataset_id", "lrl/own-v0"])
     main("collect", [*arguments, "--dataset_id", "lrl/named-v0", "--env_id", "CartPole-v1"])
     reader, named = DatasetReader("lrl/own-v0"), DatasetReader("lrl/named-v0")
@@ -173,7 +173,6 @@ def test_an_environment_that_is_not_known_raises_one_sentence(datasets, capsys, 
         (["--max_episode_steps", "5"], "--max_episode_steps is 5 without --policy"),
         (["--seed", "3"], "--seed is 3 without --policy"),
         (["--num_envs", "2"], "--num_envs is 2 without --policy"),
-        (["--vectorization", "async"], "--vectorization is async without --policy"),
         (["--temperature", "1"], "--temperature is 1.0 without --policy"),
         (["--random_share", "0.2"], "--random_share is 0.2 without --policy"),
         (["--successful_only"], "--successful_only is given without --policy"),

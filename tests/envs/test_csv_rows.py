@@ -94,13 +94,6 @@ def test_the_file_written_by_the_script_can_be_read(slippery: bool, tmp_path: Pa
     assert {float(record["reward"]) for record in ends} == {1.0} and ends[-1]["next_state"] == "15"
 
 
-def test_the_script_supports_q_learning(tmp_path: Path, capsys) -> None:
-    out = tmp_path / "expert.csv"
-    short = ["--learning_episodes", "800", "--episodes", "2"]
-    main("lrl expert_q", ["--out", str(out), "--no-slippery", "--method", "q_learning", *short])
-    assert "1.0000" in capsys.readouterr().out and len(CsvRows(str(out)).rows()) == 6
-
-
 SHIPPED = "assets/expert_q/frozen_lake.csv"
 
 

@@ -10,7 +10,6 @@ from lrl.envs.tabular import (
     optimal_q,
     optimal_success,
     policy_values,
-    q_learning,
     reachable_states,
     success_probability,
 )
@@ -108,13 +107,6 @@ def test_the_original_reward_of_random_and_constant_actions() -> None:
     ]
     assert weights @ np.mean(totals, axis=0) == pytest.approx(0.675, abs=1e-3)
     assert weights @ totals[0] == pytest.approx(0.804, abs=1e-3)
-
-
-def test_q_learning_finds_the_path_without_slipping() -> None:
-    env = gym.make("FrozenLake-v1", is_slippery=False, disable_env_checker=True)
-    q = q_learning(env, 800, seed=0)
-    assert success_probability(DETERMINISTIC, q.argmax(1), steps=6) == 1
-    np.testing.assert_array_equal(q, q_learning(env, 800, seed=0))
 
 
 def test_actions_with_different_numbers_of_outcomes_are_padded() -> None:
