@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
@@ -135,6 +135,31 @@ class NativeTurn:
     """Native observation, as the environment returned it."""
     action: Any
     """Native action, as the environment received it: numbers of a Box are clipped to its bounds."""
+
+
+Item = TypeVar("Item", covariant=True)
+
+
+class LazySequence(Sequence[Item], Generic[Item]):
+    """Abstract sequence whose items are not all in memory."""
+
+    @abstractmethod
+    def item(self, index: int) -> Item:
+        """Return one item.
+
+        Args:
+            index: from 0 to one less than their number.
+        """
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        chosen = range(len(self))[index]
+        return self.item(chosen) if isinstance(chosen, int) else [self.item(position) for position in chosen]
 
 
 @dataclass(frozen=True)

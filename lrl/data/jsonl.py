@@ -9,6 +9,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, final
 
@@ -25,7 +26,7 @@ from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
-from lrl.types import Demonstration, NativeTurn
+from lrl.types import Demonstration, Item, LazySequence, NativeTurn
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
 _KEYS = {"observation", "action"}
@@ -36,12 +37,14 @@ _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
 
 
-class JsonlFile:
-    """File with one JSON object per line, whose lines are read on demand.
+class JsonlLines(LazySequence[Item]):
+    """Sequence of the lines of a file with one JSON object per line, which are read on demand.
 
     Args:
         path: path of the file.
         key: configuration key of the object that reads the file, for error messages.
+        parse: returns the item of a line's object; it raises ``LookupError`` for texts that are not in the
+            environment's format.
         num_lines: number of non-empty lines to use; None uses all. A larger number selects the same lines and further
             ones.
         seed: seed of the selection.
@@ -50,8 +53,10 @@ class JsonlFile:
         ValueError: If the file is missing, empty or has too few lines.
     """
 
-    def __init__(self, path: str, key: str, num_lines: int | None = None, seed: int = 0) -> None:
-        self.path = path
+    def __init__(
+        self, path: str, key: str, parse: Callable[[dict[str, Any]], Item], num_lines: int | None = None, seed: int = 0
+    ) -> None:
+        self.path, self._parse = path, parse
         lines = self._find_lines(key)
         if not len(lines):
             raise ValueError(f"{key}.path is {path!r}, which is empty; it must contain JSON objects.")
@@ -67,10 +72,9 @@ class JsonlFile:
     @property
     def fingerprint(self) -> str:
         """Hash of the file's content and of the selection of lines."""
-        digest = hashlib.sha256(self._lines.tobytes())
         with Path(self.path).open("rb") as file:
-            while part := file.read(2**20):
-                digest.update(part)
+            digest = hashlib.file_digest(file, "sha256")
+        digest.update(self._lines.tobytes())
         return digest.hexdigest()
 
     def _find_lines(self, key: str) -> np.ndarray:
@@ -86,15 +90,18 @@ class JsonlFile:
             raise ValueError(f"{key}.path is {self.path!r}, which cannot be read: {error}.") from error
         return np.array(lines, dtype=np.int64).reshape(-1, 3)
 
-    @contextmanager
-    def record(self, index: int) -> Iterator[dict[str, Any]]:
-        """Provide the object of a selected line; errors inside the context are reported with the line's number."""
-        number, start, length = self._lines[range(len(self))[index]].tolist()
+    def item(self, index: int) -> Item:
+        """Return the item of a selected line.
+
+        Raises:
+            ValueError: If the line cannot be parsed; the message contains its number.
+        """
+        number, start, length = self._lines[index].tolist()
         with Path(self.path).open("rb") as file, self._readable_errors(number):
             file.seek(start)
-            yield json.loads(file.read(length))
+            return self._parse(json.loads(file.read(length)))
 
-    def check(self, codec: TextCodec, space: gym.Space, parse: Callable[[dict[str, Any]], object], *keys: str) -> None:
+    def check(self, codec: TextCodec, space: gym.Space, *keys: str) -> None:
         """Parse every selected line once, and log how many actions are clipped.
 
         Lines with plain numbers and names are recognised by their format, which is faster.
@@ -102,8 +109,6 @@ class JsonlFile:
         Args:
             codec: codec of the environment.
             space: native action space.
-            parse: parses the object of a line; it raises ``LookupError`` for texts that are not in the
-                environment's format.
             keys: keys that a line may have instead of ``action``.
 
         Raises:
@@ -118,7 +123,7 @@ class JsonlFile:
                     record = json.loads(line)
                     if _is_readable(codec, record, known):
                         continue
-                    parse(record)
+                    self._parse(record)
                     if "action" not in record:
                         continue
                     if parse_action(codec, record, space, *keys)[1]:
@@ -320,53 +325,37 @@ class JsonlDemonstrations(Demonstrations):
                 observation or action does not fit the environment.
         """
         assert self._spaces is not None, "validate() must be called before"
-        file = JsonlFile(self.path, "demonstrations", self.num_rows, self.seed)
-        turns = JsonlTurns(file, codec, policy, self._spaces)
-        file.check(codec, self._spaces[1], turns.parse, "response")
+        turns = JsonlTurns(self.path, codec, policy, self._spaces, self.num_rows, self.seed)
+        turns.check(codec, self._spaces[1], "response")
         return turns
 
 
 @final
-class JsonlTurns(LazyDemonstrations):
+class JsonlTurns(JsonlLines[Demonstration], LazyDemonstrations):
     """Lazy sequence of the demonstrations in a file, with a cache of recently read ones.
 
     Args:
-        file: the selected lines.
+        path: path of the file.
         codec: codec of the environment.
         policy: policy that formats responses, or acts natively.
         native_spaces: native observation space, and action space, to whose bounds actions are clipped.
+        num_lines: see :class:`JsonlLines`.
+        seed: see :class:`JsonlLines`.
     """
 
     def __init__(
-        self, file: JsonlFile, codec: TextCodec, policy: Policy, native_spaces: tuple[gym.Space, gym.Space]
+        self,
+        path: str,
+        codec: TextCodec,
+        policy: Policy,
+        native_spaces: tuple[gym.Space, gym.Space],
+        num_lines: int | None,
+        seed: int,
     ) -> None:
-        self._file, self._codec, self._policy, self._spaces = file, codec, policy, native_spaces
-        self.parse = self._native if policy.response_format is None else self._text
-        """Function from a line's object to its demonstration, which raises ``LookupError`` for an invalid line."""
-        self._cache: dict[int, Demonstration] = {}
-
-    def __len__(self) -> int:
-        return len(self._file)
-
-    def demonstration(self, index: int) -> Demonstration:
-        """Return the demonstration of a line."""
-        found = self._cache.get(index)
-        if found is None:
-            with self._file.record(index) as record:
-                found = self.parse(record)
-            if len(self._cache) >= _CACHED:
-                self._cache.pop(next(iter(self._cache)))
-            self._cache[index] = found
-        return found
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the file's content and of the selected lines."""
-        return self._file.fingerprint
-
-    def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Return every index once, int64 ``(turn,)``."""
-        return permutation(len(self), "demonstrations", seed, epoch)
+        parse = self._native if policy.response_format is None else self._text
+        super().__init__(path, "demonstrations", parse, num_lines, seed)
+        self._codec, self._policy, self._spaces = codec, policy, native_spaces
+        self.item = lru_cache(_CACHED)(self.item)
 
     def _text(self, record: dict[str, Any]) -> Demonstration:
         """Return the demonstration of a line as text in the formats of the policy."""

@@ -16,6 +16,7 @@ from lrl.data.sources import Augmentation, Demonstrations, LazyDemonstrations, R
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, download
 from lrl.functional.random import counter_hash, permutation
+from lrl.lm.frozen_states import LRUCache
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
@@ -56,8 +57,7 @@ class MinariTurns(LazyDemonstrations):
         self.episodes = np.tile(episodes, source.copies)
         self._starts = np.concatenate([[0], np.cumsum(np.tile(steps, source.copies))])
         self._bounds: list[int] = self._starts.tolist()  # bisecting a list is faster than searching an array
-        self._cache: dict[int, Sequence[Demonstration]] = {}
-        self._num_cached = 0
+        self._cache: LRUCache[Sequence[Demonstration]] = LRUCache(max(2 * _BLOCK, int(steps.max())))
 
     @abstractmethod
     def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> Sequence[Demonstration]:
@@ -72,20 +72,17 @@ class MinariTurns(LazyDemonstrations):
     def __len__(self) -> int:
         return self._bounds[-1]
 
-    def demonstration(self, index: int) -> Demonstration:
+    def item(self, index: int) -> Demonstration:
         """Return one demonstration, reading its episode if it is not cached."""
         number = bisect_right(self._bounds, index) - 1
         return self._demonstrations(number)[index - self._bounds[number]]
 
     def _demonstrations(self, number: int) -> Sequence[Demonstration]:
-        """Return the demonstrations of an episode from a least-recently-used cache."""
-        found = self._cache.pop(number, None)
+        """Return the demonstrations of an episode, from a cache if they were used recently."""
+        found = self._cache.get(number)
         if found is None:
             found = self._read(int(self.episodes[number]), number // self._num_originals)
-            self._num_cached += len(found)
-        self._cache[number] = found
-        while self._num_cached > 2 * _BLOCK and len(self._cache) > 1:
-            self._num_cached -= len(self._cache.pop(next(iter(self._cache))))
+            self._cache.put(number, found, len(found))
         return found
 
     def _read(self, index: int, copy: int) -> Sequence[Demonstration]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -344,12 +345,12 @@ def observation_ranges(dataset_id: str) -> Ranges:
     Raises:
         ValueError: If the data set is missing, empty or damaged, or its observations contain no Box.
     """
-    bounds: dict[str, np.ndarray] = {}
-    for path, values in _observed_numbers(dataset_id):
-        low, negated_high = bounds.setdefault(path, np.full((2, values.shape[1]), np.inf))
-        np.minimum(low, values.min(0), out=low)
-        np.minimum(negated_high, -values.max(0).astype(np.float64), out=negated_high)
-    return _by_key({path: _with_margin(low, -negated_high) for path, (low, negated_high) in bounds.items()})
+    ranges: dict[str, list[Range]] = {}
+    for path, episodes in _statistics_of_episodes(dataset_id).items():
+        low, high = episodes["min"].min(0), episodes["max"].max(0)
+        margin = np.where(low == high, 0.5, 0.0)
+        ranges[path] = [*zip((low - margin).tolist(), (high + margin).tolist(), strict=True)]
+    return ranges.get("", ranges)
 
 
 def observation_statistics(dataset_id: str) -> Ranges:
@@ -365,23 +366,28 @@ def observation_statistics(dataset_id: str) -> Ranges:
     Raises:
         ValueError: If the data set is missing, empty or damaged, or its observations contain no Box.
     """
-    merged: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
-    for path, values in _observed_numbers(dataset_id):
-        values = values.astype(np.float64)
-        count, mean, squares = merged.get(path, (0, np.zeros(values.shape[1]), np.zeros(values.shape[1])))
-        own_mean, total = values.mean(0), count + len(values)
-        shift = own_mean - mean  # Chan et al., 1979
-        squares = squares + ((values - own_mean) ** 2).sum(0) + shift**2 * count * len(values) / total
-        merged[path] = (total, mean + shift * len(values) / total, squares)
-    return _by_key({path: _with_deviation(*one) for path, one in merged.items()})
+    statistics: dict[str, list[Range]] = {}
+    for path, episodes in _statistics_of_episodes(dataset_id).items():
+        weights = episodes["count"][:, 0]
+        mean = np.average(episodes["mean"], 0, weights)
+        variance = np.average(episodes["var"] + (episodes["mean"] - mean) ** 2, 0, weights)  # law of total variance
+        deviation = np.sqrt(variance)
+        deviation = np.where(deviation > _CONSTANT * np.abs(mean), deviation, 1.0)
+        statistics[path] = [*zip(mean.tolist(), deviation.tolist(), strict=True)]
+    return statistics.get("", statistics)
 
 
 _CONSTANT = 1e-9
 """Standard deviation, relative to the mean, up to which a number counts as constant in spite of rounding."""
 
 
-def _observed_numbers(dataset_id: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the observed numbers of each episode and Box, by its path, ``(step, dimension)``."""
+def _statistics_of_episodes(dataset_id: str) -> dict[str, dict[str, np.ndarray]]:
+    """Return statistics of the numbers that were observed in each episode.
+
+    Returns:
+        For the path of each Box, which is empty if it is the whole space, ``count``, ``min``, ``max``, ``mean`` and
+        ``var``, each float64 ``(episode, dimension)``.
+    """
     reader = DatasetReader(dataset_id)
     space = reader.observation_space
     boxes = [path for path, leaf in flatten(space, space) if isinstance(leaf, spaces.Box)]
@@ -389,24 +395,12 @@ def _observed_numbers(dataset_id: str) -> Iterator[tuple[str, np.ndarray]]:
         raise ValueError(
             f"dataset_id is {dataset_id!r}, whose observation space is {space}; the space must be a Box or contain one."
         )
-    for index in range(len(reader.lengths)):
+    found: dict[str, dict[str, list[np.ndarray]]] = {path: defaultdict(list) for path in boxes}
+    for index in np.flatnonzero(reader.lengths).tolist():
         steps = [dict(flatten(space, observation)) for observation in reader.episode(index).observations]
         for path in boxes:
-            yield path, np.reshape([step[path] for step in steps], (len(steps), -1))
-
-
-def _by_key(pairs: dict[str, list[Range]]) -> Ranges:
-    """Return the list itself if the space is a single Box, whose path is empty, otherwise the dict."""
-    return pairs.get("", pairs)
-
-
-def _with_margin(low: np.ndarray, high: np.ndarray) -> list[Range]:
-    """Return ``(low, high)`` per dimension, with a margin of 0.5 where both are equal; arrays are ``(dimension,)``."""
-    constant = low == high
-    return [*zip((low - 0.5 * constant).tolist(), (high + 0.5 * constant).tolist(), strict=True)]
-
-
-def _with_deviation(count: int, mean: np.ndarray, squares: np.ndarray) -> list[Range]:
-    """Return ``(mean, deviation)`` per dimension from a sum of squared deviations; arrays are ``(dimension,)``."""
-    deviation = np.sqrt(squares / count)
-    return [*zip(mean.tolist(), np.where(deviation > _CONSTANT * np.abs(mean), deviation, 1.0).tolist(), strict=True)]
+            values = np.reshape([step[path] for step in steps], (len(steps), -1)).astype(np.float64)
+            found[path]["count"].append(np.full(values.shape[1], len(values)))
+            for name in ("min", "max", "mean", "var"):
+                found[path][name].append(getattr(values, name)(0))
+    return {path: {name: np.array(rows) for name, rows in episodes.items()} for path, episodes in found.items()}

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from lrl.codecs.codec import TextCodec, clip_to_space
-from lrl.data.jsonl import JsonlFile, parse_action, parse_observation
+from lrl.data.jsonl import JsonlLines, parse_action, parse_observation
 from lrl.data.minari import EpisodeSelection, Split
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
@@ -118,15 +117,8 @@ class MinariRowSequence(EpisodeRows):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
+    def item(self, index: int) -> Row:
+        """Return one row."""
         number, step = self._place(index)
         stored, _ = self._episode(number)
         observation, action = stored.observations[step], self._action(index)
@@ -137,7 +129,6 @@ class MinariRowSequence(EpisodeRows):
 
     def _action(self, index: int) -> Any:
         """Return the native action of a row."""
-        index = range(len(self))[index]
         number, step = self._place(index if self.action_of is None else int(self.action_of[index]))
         return self._episode(number)[0].actions[step]
 
@@ -154,7 +145,6 @@ class MinariRowSequence(EpisodeRows):
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the index of a row's episode in the data set, and its step."""
-        index = range(len(self))[index]
         position = int(np.searchsorted(self._starts, index, side="right")) - 1
         number = int(self.episodes[position])
         return number, int(self._episode(number)[1][index - self._starts[position]])
@@ -205,53 +195,20 @@ class JsonlRows(EnvRows):
         check_arguments(JsonlRows.__init__, locals(), "env.rows")
         self.path, self.env, self.num_rows, self.seed = path, env, num_rows, seed
 
-    def rows(self) -> JsonlRowSequence:
+    def rows(self) -> JsonlLines[Row]:
         """Return the selected lines as a lazy sequence, in the order of the file.
 
         Raises:
             ValueError: If the file is missing, empty or too small, or a selected line is not a JSON object with these
                 keys, or an observation or action does not fit the environment.
         """
-        file = JsonlFile(self.path, "env.rows", self.num_rows, self.seed)
-        rows = JsonlRowSequence(file, self.codec, self.spaces)
-        file.check(self.codec, self.spaces[1], rows.parse)
+        rows = JsonlLines(self.path, "env.rows", self._parse, self.num_rows, self.seed)
+        rows.check(self.codec, self.spaces[1])
         return rows
 
-
-class JsonlRowSequence(Sequence[Row]):
-    """Lazy sequence of lines of a file.
-
-    Args:
-        file: the selected lines.
-        codec: codec of the environment.
-        native_spaces: native observation space, and action space, to whose bounds actions are clipped.
-    """
-
-    def __init__(self, file: JsonlFile, codec: TextCodec, native_spaces: tuple[gym.Space, gym.Space]) -> None:
-        self._file, self._codec, self._spaces = file, codec, native_spaces
-
-    def __len__(self) -> int:
-        return len(self._file)
-
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
-        with self._file.record(index) as record:
-            return self.parse(record)
-
-    def parse(self, record: dict[str, Any]) -> Row:
-        """Return the row of a line's object.
-
-        Raises:
-            LookupError: If the line has no observation or action, or one that does not fit the environment.
-        """
-        observations, actions = self._spaces
-        text, observation = parse_observation(self._codec, record, observations)
-        action, _ = parse_action(self._codec, record, actions)
+    def _parse(self, record: dict[str, Any]) -> Row:
+        """Return the row of a line's object."""
+        observations, actions = self.spaces
+        text, observation = parse_observation(self.codec, record, observations)
+        action, _ = parse_action(self.codec, record, actions)
         return Row(observation=text, action=action, native_observation=observation)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Generic, final, overload
+from typing import Any, Generic, final
 
 import gymnasium as gym
 import numpy as np
@@ -25,7 +25,7 @@ from lrl.functional.random import counter_hash, permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
-from lrl.types import Demonstration
+from lrl.types import Demonstration, LazySequence
 
 
 class Demonstrations(ABC):
@@ -72,39 +72,20 @@ class Demonstrations(ABC):
         """
 
 
-class LazyDemonstrations(Sequence[Demonstration]):
+class LazyDemonstrations(LazySequence[Demonstration]):
     """Abstract sequence of demonstrations that are not all in memory."""
-
-    @abstractmethod
-    def demonstration(self, index: int) -> Demonstration:
-        """Return one demonstration.
-
-        Args:
-            index: from 0 to one less than their number.
-        """
-
-    @overload
-    def __getitem__(self, index: int) -> Demonstration: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Demonstration]: ...
-
-    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(len(self))[index]]
-        return self.demonstration(range(len(self))[index])
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """Text that identifies the demonstrations, for the cache of their tokens."""
 
-    @abstractmethod
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Return all indices in a shuffled order, int64 ``(turn,)``.
 
-        The turns of an episode are close together, so that each stored episode is read once per epoch.
+        The turns of an episode should be close together, so that each stored episode is read once per epoch.
         """
+        return permutation(len(self), "demonstrations", seed, epoch)
 
 
 class Reasoning:
@@ -228,7 +209,7 @@ class _Concatenated(LazyDemonstrations):
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def demonstration(self, index: int) -> Demonstration:
+    def item(self, index: int) -> Demonstration:
         """Return one demonstration."""
         part = bisect_right(self._starts, index) - 1
         return self._parts[part][index - self._starts[part]]

@@ -23,7 +23,7 @@ from lrl.functional.random import permutation
 from lrl.prompts import get_response_format
 from lrl.registry import register
 from lrl.rewards.reward import Reward, Row
-from lrl.types import History, PastTurn
+from lrl.types import History, LazySequence, PastTurn
 
 
 class RowSource(ABC):
@@ -64,7 +64,7 @@ class EnvRows(RowSource):
         return self.env.spaces
 
 
-class EpisodeRows(Sequence[Row]):
+class EpisodeRows(LazySequence[Row]):
     """Abstract lazy sequence of rows that are steps of recorded episodes."""
 
     @abstractmethod

@@ -56,7 +56,7 @@ class Steps(EpisodeRows):
     def __len__(self) -> int:
         return 5
 
-    def __getitem__(self, index):
+    def item(self, index):
         return Row(observation=f"row {index}", action=index % 4)
 
     def past_turns(self, index: int, length: int) -> tuple[tuple[str, str], ...]:
