@@ -35,20 +35,16 @@ _SHOWN = {
 
 @register
 class ConsoleProgress(L.Callback):
-    """Shows a progress bar over collections on a terminal, and logs a line every ``every_n_collections``.
+    """Shows a progress bar over collections on a terminal, and logs a line at every twentieth of the run.
 
     If a run has fewer than twenty passes over demonstrations, with at least 100 batches each, a line is also logged
     within passes, at every twentieth of the run, with the metrics that were logged last.
 
     If ``data.max_env_steps`` is expected to end the run, the number of collections is estimated for the bar, and lines
     show the number of env steps.
-
-    Args:
-        every_n_collections: number of collections between two logged lines; null logs twenty lines per run.
     """
 
-    def __init__(self, every_n_collections: int | None = None) -> None:
-        self.every_n_collections = every_n_collections
+    def __init__(self) -> None:
         self._progress: Progress | None = None
         self._task = TaskID(0)
         self._reported = self._env_steps = self._twentieth = 0
@@ -70,7 +66,7 @@ class ConsoleProgress(L.Callback):
         """Log a line within a long pass over demonstrations, if one is due."""
         passes, batches = _num_collections(trainer, pl_module), trainer.num_training_batches
         demonstrations = "optimizer_steps" in getattr(pl_module, "clocks", {})
-        if not trainer.is_global_zero or self.every_n_collections or not demonstrations:
+        if not trainer.is_global_zero or not demonstrations:
             return
         if not 0 < passes < _LINES or not _LONG_PASS <= batches < float("inf") or batch_idx + 1 >= batches:
             return
@@ -92,17 +88,15 @@ class ConsoleProgress(L.Callback):
         """Move the bar to ``done`` epochs, and log a line if it is due."""
         if done <= self._reported or not trainer.is_global_zero:
             return
-        self._reported, limit, budget = done, _num_collections(trainer, pl_module), _max_env_steps(trainer)
-        expected = max(done, -(-done * budget // self._env_steps)) if budget and self._env_steps else 0
-        total = min(limit or expected, expected or limit)
-        figures = _figures(trainer)
+        self._reported, limit, figures = done, _num_collections(trainer, pl_module), _figures(trainer)
+        budget = getattr(getattr(trainer, "datamodule", None), "max_env_steps", None)
+        expected = -(-done * budget // self._env_steps) if budget and self._env_steps else limit
+        total = min(limit or expected, expected)
         if self._progress is not None:
             self._progress.update(self._task, completed=done, total=total or None, figures=figures)
-        twentieth = (
-            self._env_steps * _LINES // budget if total == expected and budget else done * _LINES // max(total, 1)
-        )
-        due = done % self.every_n_collections == 0 if self.every_n_collections else twentieth > self._twentieth
-        if done == 1 or due or done == limit or last:
+        shares = (done, limit), (self._env_steps, budget)
+        twentieth = max(part * _LINES // whole if whole else 0 for part, whole in shares)
+        if done == 1 or twentieth > self._twentieth or done == limit or last:
             clock = f"env steps {self._env_steps}{f'/{budget}' if budget else ''}  " if self._env_steps else ""
             counted = f"{done}/{limit}" if limit and limit == total else f"{done}"
             logging.getLogger("lrl").info("collection %s  %s%s", counted, clock, figures)
@@ -132,10 +126,6 @@ def _num_collections(trainer: L.Trainer, pl_module: L.LightningModule) -> int:
     """Return the number of collections of the whole run; 0 if neither the trainer nor the module limits it."""
     limits = (trainer.max_epochs, getattr(pl_module, "max_collections", None))
     return min((limit for limit in limits if limit is not None and limit > 0), default=0)
-
-
-def _max_env_steps(trainer: L.Trainer) -> int | None:
-    return getattr(getattr(trainer, "datamodule", None), "max_env_steps", None)
 
 
 PREDICTIONS = "predictions.json"

@@ -18,7 +18,7 @@ from lrl.training.progress import ConsoleProgress
 
 def test_a_logged_line_has_the_metrics_of_its_own_collection(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
-    trainer = make_trainer(tmp_path, ConsoleProgress(every_n_collections=1), limit_val_batches=1)
+    trainer = make_trainer(tmp_path, ConsoleProgress(), limit_val_batches=1)
     folder = save_tiny_model(tmp_path / "tiny")
     with caplog.at_level(logging.INFO, logger="lrl"):
         trainer.fit(grpo(folder), datamodule=rollout_data("episodes"))
@@ -34,11 +34,11 @@ def test_a_logged_line_has_the_metrics_of_its_own_collection(tmp_path, caplog, m
 @pytest.mark.slow
 def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
-    trainer, data = make_trainer(tmp_path, ConsoleProgress(every_n_collections=1000)), rollout_data("episodes")
+    trainer, data = make_trainer(tmp_path, ConsoleProgress()), rollout_data("episodes")
     trainer.fit_loop.max_epochs, data.max_env_steps = 1000, 200
     with caplog.at_level(logging.INFO, logger="lrl"):
         trainer.fit(grpo(save_tiny_model(tmp_path / "tiny")), datamodule=data)
-    first, last = [line for line in caplog.messages if line.startswith("collection ")]
+    first, *_, last = [line for line in caplog.messages if line.startswith("collection ")]
     assert re.match(r"collection 1  env steps \d+/200  return", first)
     count, steps = map(int, re.findall(r"collection (\d+)  env steps (\d+)/200  return", last)[0])
     assert count == trainer.current_epoch > 1 and steps == data.clocks["env_steps"] >= 200
