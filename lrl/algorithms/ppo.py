@@ -68,19 +68,14 @@ from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 class CriticConfig:
     """Settings of the weights that only the critic uses."""
 
-    lr: PositiveFloat | None = None
-    """Learning rate of these weights; null uses ``optimizer.lr``."""
     fit: ValueFit | None = None
     """Fits these weights by least squares, once per collection; null trains them by the value loss."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "model.critic")
         if self.fit is not None and self.fit.method != "lbfgs":
             raise ValueError(
                 f"model.critic.fit.method is {self.fit.method}; it must be lbfgs, because PPO has an optimiser already."
             )
-        if self.fit is not None and self.lr is not None:
-            raise ValueError(f"model.critic.lr is {self.lr}; it must be null, because critic.fit does not use it.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,42 +216,13 @@ class PPOValueHeadModule(GradientModule):
         if self.critic.fit is not None:
             check_separate_critic(self.policy, "model.critic.fit")
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the trainable weights; those of the critic are a separate group if ``critic.lr`` is set.
-
-        Raises:
-            ValueError: If ``critic.lr`` is set and the critic shares all of its weights with the actor.
-        """
-        groups = super().parameter_groups()
-        if self.critic.lr is None:
-            return groups
-        own = {id(parameter) for parameter in self.policy.critic_parameters()}
-        if not own:
-            raise ValueError(
-                f"model.critic.lr is {self.critic.lr}, but the critic of {type(self.policy).__name__} has no weights "
-                "of its own here; it must be null."
-            )
-        weights = groups[0]["params"]
-        policy, critic = ([p for p in weights if (id(p) in own) == is_critic] for is_critic in (False, True))
-        return [{"params": policy}, {"params": critic, "lr": self.critic.lr}]
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the weight of the KL penalty."""
         super().on_save_checkpoint(checkpoint)
-        checkpoint["lrl"] |= {"kl_coefs": [self.kl_coef, self._next_kl_coef], "critic_lr": self.critic.lr}
+        checkpoint["lrl"]["kl_coefs"] = [self.kl_coef, self._next_kl_coef]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the weight of the KL penalty.
-
-        Raises:
-            ValueError: If ``critic.lr`` differs, which the saved state of the optimiser would override.
-        """
+        """Restore the weight of the KL penalty, if it is adaptive."""
         super().on_load_checkpoint(checkpoint)
-        saved = checkpoint["lrl"]
-        if self._trainer is not None and self.trainer.state.fn == "fit" and saved.get("critic_lr") != self.critic.lr:
-            raise ValueError(
-                f"model.critic.lr is {self.critic.lr}, in ckpt_path it was {saved.get('critic_lr')}; resume with the "
-                "same, or start from the weights alone with model.init_from."
-            )
         if self.kl.target is not None:
-            self.kl_coef, self._next_kl_coef = saved["kl_coefs"]
+            self.kl_coef, self._next_kl_coef = checkpoint["lrl"].get("kl_coefs", [self.kl_coef, self._next_kl_coef])

@@ -53,11 +53,15 @@ class VectorEnvRollouts(L.Callback):
         """Make the environments, before a model is loaded, so that an error in them is reported early.
 
         Raises:
-            ValueError: If the devices cannot share the groups or environments equally.
+            ValueError: If ``data`` collects no rollouts, or the devices cannot share its groups equally.
         """
-        data = self.data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         if stage != "fit":
             return
+        if not isinstance(data, RolloutDataModule):
+            name = type(data).__name__
+            raise ValueError(f"trainer.callbacks has VectorEnvRollouts, but data is a {name}; it must be removed.")
+        self.data = data
         if data.num_groups % trainer.world_size:
             raise ValueError(
                 f"data.{data.counted_as} is {data.num_groups}; it must be a multiple of the "
@@ -155,9 +159,8 @@ class VectorEnvRollouts(L.Callback):
 def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> None:
     """Record the figures of a collection as metrics, such as its mean return."""
     tokens = rollout.response_mask.sum(-1)[rollout.active].float()
-    whole = {"episode_return": rollout.returns, "episode_length": rollout.lengths.float()}
-    for name, values in whole.items():
-        module.record(name.replace("episode_", "rollout/"), rollout.metrics.get(name, values))
+    module.record("rollout/return", rollout.metrics.get("episode_return", rollout.returns))
+    module.record("rollout/length", rollout.metrics.get("episode_length", rollout.lengths.float()))
     module.record("rollout/response_tokens", tokens)
     if module.max_response_tokens > 1:  # with one token per turn the rate would always be 1
         module.record("rollout/token_limit_rate", (tokens >= module.max_response_tokens).float())

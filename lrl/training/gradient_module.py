@@ -351,11 +351,7 @@ class GradientModule(PolicyModule, ABC):
     def configure_optimizers(self) -> Any:
         """Return the optimiser of the trainable weights and its schedule per optimiser step."""
         fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # which cannot clip for a fused optimiser
-        return self.optimizer.make(self.parameter_groups(), self.trainer.estimated_stepping_batches, fused)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the trainable weights as parameter groups of an optimiser."""
-        return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
+        return self.optimizer.make([{"params": self._trained}], self.trainer.estimated_stepping_batches, fused)
 
     def on_fit_start(self) -> None:
         """Reject FSDP1, under which each rank sees only a part of the gradient's norm, and enable fused kernels.

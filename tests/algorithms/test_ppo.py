@@ -255,28 +255,6 @@ def test_with_flipped_sign_it_does_not_learn(tmp_path):
     assert reward_of(module, chain_data(), tmp_path, epochs=8) == 0
 
 
-@pytest.mark.parametrize("kind", ["text", "scoring", "mlp"])
-def test_the_critics_own_weights_may_have_a_learning_rate_of_their_own(folder, kind):
-    policy = policy_of(kind, folder)
-    actor, critic = PPOValueHeadModule(
-        policy, optimizer=OptimizerConfig(lr=1e-3), critic=CriticConfig(lr=1e-2)
-    ).parameter_groups()
-    assert critic["lr"] == 1e-2 and "lr" not in actor
-    apart = {id(weight) for weight in critic["params"]}
-    assert (
-        apart == {id(w) for n, w in policy.named_parameters() if n.split(".")[0] in ("value_head", "critic")} != set()
-    )
-    assert apart.isdisjoint(id(weight) for weight in actor["params"])
-    everything = PPOValueHeadModule(policy).parameter_groups()[0]["params"]
-    assert len(actor["params"]) + len(critic["params"]) == len(everything)
-
-
-def test_a_shared_critic_has_no_learning_rate_of_its_own(tmp_path):
-    module = PPOValueHeadModule(MLPPolicy((16,), shared_value_network=True), critic=CriticConfig(lr=1e-2))
-    with pytest.raises(ValueError, match=r"model.critic.lr is 0.01, but the critic of MLPPolicy has no"):
-        reward_of(module, chain_data(), tmp_path, epochs=1)
-
-
 def test_minibatches_after_target_kl_is_exceeded_are_skipped(tmp_path):
     module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), optimizer=OptimizerConfig(lr=5e-2), target_kl=1e-4)
     trainer = make_trainer(tmp_path, max_epochs=2)
@@ -311,9 +289,7 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
         ({"kl": {"coef": -1.0}}, "model.kl.coef is -1.0"),
         ({"kl": {"target": 6.0}}, "model.kl.target is 6.0, but model.kl.coef is 0"),
         ({"kl": {"horizon": 0}}, "model.kl.horizon is 0"),
-        ({"critic": {"lr": 0.0}}, "model.critic.lr is 0.0; it must be positive, or null."),
         ({"critic": {"fit": ValueFit(method="adam")}}, "model.critic.fit.method is adam; it must be lbfgs"),
-        ({"critic": {"fit": ValueFit(), "lr": 0.1}}, "model.critic.lr is 0.1; it must be null"),
         ({"critic": {"fit": ValueFit()}, "clip_range_vf": 0.2}, "model.clip_range_vf is 0.2; it must be null"),
         ({"credit": {"gamma": 1.5}}, "model.credit.gamma is 1.5"),
         ({"clip_range_vf": 0.0}, "model.clip_range_vf is 0.0; it must be positive, or null"),
@@ -438,23 +414,6 @@ def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
     assert any(math.isfinite(row.get("train/value_loss", math.nan)) for _, row in trainer.logger.rows)
 
 
-def test_a_resume_with_another_critic_lr_raises(tmp_path):
-    def fit(critic_lr, **given):
-        module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), critic=CriticConfig(lr=critic_lr))
-        trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=2 if given else 1)
-        trainer.fit(module, datamodule=chain_data(), **given)
-        return trainer
-
-    fit(1e-3)
-    (saved,) = tmp_path.rglob("last.ckpt")
-    for critic_lr in (1e-2, None):
-        with pytest.raises(
-            ValueError, match=rf"model.critic.lr is {critic_lr}, in ckpt_path it was 0.001; resume with"
-        ):
-            fit(critic_lr, ckpt_path=str(saved))
-    fit(1e-3, ckpt_path=str(saved))
-
-
 @pytest.mark.slow
 def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_reference(folder, tmp_path):
     lora = {"lora": LoRAConfig(r=2)}
@@ -493,10 +452,9 @@ def test_a_separately_fitted_critic_is_used_in_the_next_collection(folder, kind)
     policy = policy_of(kind, folder)
     rollout = rollout_of(policy, groups=12)
     plain = PPOValueHeadModule(policy).prepare(rollout)
-    actor = [
-        weight.detach().clone()
-        for weight in PPOValueHeadModule(policy, critic=CriticConfig(lr=1.0)).parameter_groups()[0]["params"]
-    ]
+    critic = {name for name, weight in policy.named_parameters() if name.split(".")[0] in ("value_head", "critic")}
+    actor = {name: weight.detach().clone() for name, weight in policy.named_parameters() if name not in critic}
+    assert len(critic) == len(policy.critic_parameters()) > 0
     module = PPOValueHeadModule(policy, critic=CriticConfig(fit=ValueFit(l2=0.0, iterations=50)))
     batch = module.prepare(rollout)
     for name in ("advantages", "returns", "old_values"):
@@ -510,5 +468,4 @@ def test_a_separately_fitted_critic_is_used_in_the_next_collection(folder, kind)
     loss = module.training_step(batch)
     gradients = torch.autograd.grad(loss, policy.critic_parameters(), allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in gradients), "the loss leaves it alone"
-    moved = PPOValueHeadModule(policy, critic=CriticConfig(lr=1.0)).parameter_groups()[0]["params"]
-    assert all(torch.equal(a, b) for a, b in zip(actor, moved))
+    assert all(torch.equal(weight, dict(policy.named_parameters())[name]) for name, weight in actor.items())
