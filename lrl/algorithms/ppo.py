@@ -54,13 +54,14 @@ import torch
 from torch import Tensor
 
 from lrl.functional.advantages import CreditConfig
+from lrl.functional.distributed import shards_parameters
 from lrl.functional.losses import clipped_surrogate, ratio_metrics, value_loss
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_arguments, check_fields
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
-from lrl.training.value_fit import ValueFit, check_separate_critic, check_whole_weights, fit_values
+from lrl.training.value_fit import ValueFit, check_separate_critic, fit_values
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
@@ -205,10 +206,13 @@ class PPOValueHeadModule(GradientModule):
         return batch
 
     def setup(self, stage: str) -> None:
-        """Connect the policy with its environment."""
+        """Connect the policy with its environment, and check that the critic can be fitted if ``critic.fit`` is set."""
         super().setup(stage)
-        if stage == "fit" and self.critic.fit is not None:
-            check_whole_weights(self.trainer)
+        if stage == "fit" and self.critic.fit is not None and shards_parameters(self.trainer.strategy):
+            raise ValueError(
+                "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS does not "
+                "support; critic.fit must be null, or the strategy auto or ddp."
+            )
 
     def configure_model(self) -> None:
         """Load the weights."""

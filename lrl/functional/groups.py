@@ -26,9 +26,6 @@ def group_advantages(returns: Tensor, group: Tensor, scale: str = "group_std", r
 
     Returns:
         float ``(episode,)``.
-
-    Raises:
-        ValueError: If ``scale`` is unknown.
     """
     _, index = torch.unique(group, return_inverse=True)
     count = torch.bincount(index).to(returns.dtype)
@@ -39,10 +36,9 @@ def group_advantages(returns: Tensor, group: Tensor, scale: str = "group_std", r
         return centred
     if scale == "batch_std":
         std = _std(returns, reduce)
-    elif scale == "group_std":
-        std = (squares / (count - 1).clamp(min=1)).sqrt()[index]
     else:
-        raise ValueError(f"advantage_scale is {scale!r}; it must be group_std, batch_std or none.")
+        assert scale == "group_std"
+        std = (squares / (count - 1).clamp(min=1)).sqrt()[index]
     all_equal = squares[index] <= (1e-6 * returns.abs().clamp(min=1)).square()
     return torch.where(all_equal, torch.zeros_like(centred), centred / (std + 1e-4))
 

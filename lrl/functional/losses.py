@@ -59,9 +59,6 @@ def normalise(
         num_turns: number of turns in the optimiser step, averaged over ranks, ``()``.
         num_tokens: number of sampled tokens in the optimiser step, averaged over ranks, ``()``.
         max_tokens: maximum number of tokens of a turn.
-
-    Raises:
-        ValueError: If ``how`` is unknown.
     """
     if how == "sum":
         return (values * mask).sum()
@@ -69,9 +66,8 @@ def normalise(
         return (values * mask).sum() / num_tokens
     if how == "sequence":
         return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).sum() / num_turns
-    if how == "constant":
-        return (values * mask).sum() / (num_turns * max_tokens)
-    raise ValueError(f"loss_normalisation is {how!r}; it must be sequence, token, constant or sum.")
+    assert how == "constant"
+    return (values * mask).sum() / (num_turns * max_tokens)
 
 
 @torch.no_grad()

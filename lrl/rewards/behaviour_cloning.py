@@ -45,19 +45,18 @@ def _errors(rows: Sequence[Row], actions: Sequence[NativeAction]) -> tuple[np.nd
 class BehaviourCloningReward(_DistanceReward):
     """Reward of the original experiment on control: the negative mean squared error of a continuous action.
 
-    The reward of a discrete action is 0 if it equals that of the data set, else -1. Unlike in the original
-    experiment, numbers out of bounds are clipped first, as in the environment, and a response is invalid unless the
-    whole of it is an action. ``docs/extending/reward.md`` lists the differences.
+    The reward of a discrete action is 0 if it equals that of the data set, else -1; that of an invalid response is -10.
+    Unlike in the original experiment, numbers out of bounds are clipped first, as in the environment, and a response is
+    invalid unless the whole of it is an action. ``docs/extending/reward.md`` lists the differences.
 
     Args:
         weight: factor of this reward in the weighted sum.
-        invalid: reward of an invalid response.
     """
 
     name = "behaviour_cloning"
 
-    def __init__(self, weight: float = 1.0, invalid: float = -10.0) -> None:
-        super().__init__(weight, invalid)
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__(weight, invalid=-10.0)
 
     def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
         """Compute the rewards of valid actions, float64 ``(row,)``."""

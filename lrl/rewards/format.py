@@ -51,7 +51,7 @@ class InvalidActionReward(Reward):
 class ClosingTagFormatReward(Reward):
     """Reward for the format of a response: the sum of three terms, as in the original experiment on control.
 
-    The terms are ``invalid`` if the response up to its first closing tag is not a legal action, for example because the
+    The terms are -10 if the response up to its first closing tag is not a legal action, for example because the
     number of numbers is wrong; -0.1 for each character after the first closing tag; and 1 if the response ends with the
     closing tag.
 
@@ -63,15 +63,13 @@ class ClosingTagFormatReward(Reward):
 
     Args:
         weight: factor of this reward in the weighted sum.
-        invalid: reward of a response whose part up to the first closing tag is not a legal action.
     """
 
     name = "closing_tag_format"
     reads_responses = True
 
-    def __init__(self, weight: float = 1.0, invalid: float = -10.0) -> None:
+    def __init__(self, weight: float = 1.0) -> None:
         super().__init__(weight)
-        self.invalid = float(invalid)
         self._format: ResponseFormat | None = None
         self._codec: TextCodec | None = None
         self._tag = ""
@@ -98,7 +96,7 @@ class ClosingTagFormatReward(Reward):
 
     def _reward(self, response: str) -> float:
         legal, rest, closed = self._after_tag(response) if self._tag else self._after_name(response)
-        return self.invalid * (not legal) - 0.1 * len(rest) + closed
+        return -10.0 * (not legal) - 0.1 * len(rest) + closed
 
     def _after_tag(self, response: str) -> tuple[bool, str, bool]:
         """Return whether the part up to the first tag is legal, the rest, and whether the response ends with a tag."""

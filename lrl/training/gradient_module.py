@@ -1,4 +1,10 @@
-"""Base class of algorithms that train by gradients: training step, optimiser step, and their guards."""
+"""Base class of algorithms that train by gradients: from a rollout to an optimiser step.
+
+For each collection, :class:`~lrl.training.collect.VectorEnvRollouts` plays the environments and calls
+:meth:`GradientModule.prepare`, which estimates advantages and returns the turns for the rollout buffer. Lightning then
+calls :meth:`GradientModule.training_step` for each minibatch of the buffer: :meth:`GradientModule.step` evaluates the
+policy and reduces the losses of its tokens to one number.
+"""
 
 from __future__ import annotations
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lrl.functional.distributed import shards_parameters
 from lrl.functional.random import permutation
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
@@ -123,17 +121,4 @@ def check_separate_critic(policy: Policy, key: str) -> None:
     if policy.has_critic_adapter:
         raise ValueError(
             f"value_head.adapter is true; it must be false, {key} fits the critic separately, without the trunk."
-        )
-
-
-def check_whole_weights(trainer: L.Trainer) -> None:
-    """Check that the strategy does not shard the weights, which L-BFGS does not support.
-
-    Raises:
-        ValueError: If it does.
-    """
-    if shards_parameters(trainer.strategy):
-        raise ValueError(
-            "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS does not support; "
-            "critic.fit must be null, or the strategy auto or ddp."
         )

@@ -36,12 +36,6 @@ def test_the_reward_of_a_wrong_discrete_action_is_minus_one() -> None:
     assert rewards_of(BehaviourCloningReward(), SWITCHES, *several) == [0, -1, -10]
 
 
-def test_the_reward_of_an_invalid_response_can_be_configured() -> None:
-    reward = BehaviourCloningReward(invalid=-4.0)
-    assert rewards_of(reward, STEP, 2, 1, None) == [0, -1, -4]
-    assert rewards_of(reward, PUSH, None) == [-4]
-
-
 def test_the_bounded_reward_is_between_zero_and_one() -> None:
     actions = np.array([-1.0, 0.0]), np.array([0.5, -0.3]), np.array([0.5, -0.5]), None
     expected = [np.exp(-1.25 / 0.5), np.exp(-0.02 / 0.5), 1, 0]

@@ -92,11 +92,6 @@ def test_the_closing_tag_is_that_of_the_response_format() -> None:
     assert rewards_of(SpaceCodec(BOX, MOTORS), nested, response_format="think_answer") == [1]
 
 
-def test_the_reward_of_an_invalid_response_can_be_configured() -> None:
-    responses = "<action>0,0,0</action>", "<action>0,0,0</action>ab", "<action>0</action>"
-    assert rewards_of(SpaceCodec(BOX, MOTORS), *responses, invalid=-3.0) == pytest.approx([1, -0.2, -2])
-
-
 class Wordless(TextCodec):
     """Codec with infinitely many actions that end without a tag."""
 
