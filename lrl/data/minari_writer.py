@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -102,7 +101,7 @@ class RecordedEpisode:
     """Whether an advisor gave the advice, which it then gave in every step."""
 
     def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
-        """Add a copy of a step, because an environment may overwrite the arrays that it returned.
+        """Add a step.
 
         Args:
             step: step of the native environment.
@@ -110,9 +109,9 @@ class RecordedEpisode:
             truncated: whether it was truncated.
         """
         if not self.actions:
-            self.context, self.observations = step.start.context, [copy.deepcopy(step.start.observation)]
-        self.actions.append(copy.deepcopy(step.action))
-        self.observations.append(copy.deepcopy(step.observation))
+            self.context, self.observations = step.context, [step.before]
+        self.actions.append(step.action)
+        self.observations.append(step.observation)
         self.rewards.append(step.reward)
         self.terminations.append(terminated)
         self.truncations.append(truncated)
@@ -282,11 +281,7 @@ class _Recorder:
         if self.advisor is None or not rows:
             return
         running = [self._running[index] for index in episodes[rows].tolist()]
-        before = [
-            episode.observations[-1] if episode.actions else native[row].start.observation
-            for row, episode in zip(rows, running, strict=True)
-        ]
-        shown = [step.observations[row] for row in rows]
+        shown, before = [step.observations[row] for row in rows], [native[row].before for row in rows]
         actions = self.advisor.advise(shown, before, episodes[rows], step.turn[rows])
         for episode, action in zip(running, actions, strict=True):
             episode.advised_actions[len(episode.actions)] = action

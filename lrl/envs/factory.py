@@ -9,7 +9,6 @@ import importlib.util
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 import gymnasium as gym
@@ -155,7 +154,23 @@ class GymnasiumEnvs(EnvFactory):
         Raises:
             ValueError: If the environment is not registered, cannot be created or does not accept ``kwargs``.
         """
-        return _make_native(self.id, self.kwargs, self.max_episode_steps)
+        spec = _spec(self.id)
+        spec.order_enforce = False  # it slows down small environments, as the environment checker does
+        if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
+            redirect_mujoco_warnings()
+        try:
+            env = gym.make(spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs)
+        except Exception as error:
+            if self.kwargs and isinstance(error, (TypeError, KeyError, ValueError)):
+                raise ValueError(f"env.kwargs is {self.kwargs}, which {self.id} does not accept: {error}") from error
+            raise ValueError(f"env.id is {self.id!r}, which cannot be created ({reason_of(error)}).") from error
+        for name in ("observation_space", "action_space"):
+            space = getattr(env, name, None)
+            if not isinstance(space, gym.Space):
+                raise ValueError(
+                    f"env.id is {self.id!r}, whose {name} is {shown(space)}; it must be a space of Gymnasium."
+                )
+        return env
 
     def training_split(self) -> GymnasiumEnvs:
         """Return a copy with ``split: train`` if the environment uses another split, else the factory itself."""
@@ -173,19 +188,20 @@ class GymnasiumEnvs(EnvFactory):
         env = self.make_native()  # raises a single error for an invalid setting, instead of one per process
         self._warn_without_time_limit(env)
         close_env(env)
-        native = functools.partial(_make_native, self.id, self.kwargs, self.max_episode_steps)
-        measure = (self.success_return, self.reset_options)
-        if response_format is None:
-            env_fn = functools.partial(_make_wrapped, NativeEnv, native, *measure, self.codec, self.success_at)
-        else:
-            invalid_rule = (self.invalid_penalty, self.max_invalid)
-            env_fn = functools.partial(
-                _make_wrapped, TextEnv, native, self.codec, response_format, *invalid_rule, *measure, self.success_at
-            )
-        env_fns = [env_fn] * num_envs
+        # The copy holds the codec, which each process would otherwise create from an environment of its own.
+        env_fns = [functools.partial(self.with_settings(codec=self.codec).make_one, response_format)] * num_envs
         if self.vectorization == "sync":
             return SeparateEnvs(env_fns, self.id)
         return SupervisedAsyncVectorEnv(env_fns, self.id)
+
+    def make_one(self, response_format: str | None) -> gym.Env:
+        """Create one environment, with native observations and actions if ``response_format`` is None."""
+        env = self.make_native()
+        if response_format is None:
+            return NativeEnv(env, self.success_return, self.reset_options, self.codec, self.success_at)
+        invalid_rule = self.invalid_penalty, self.max_invalid
+        measure = self.success_return, self.reset_options, self.success_at
+        return TextEnv(env, self.codec, response_format, *invalid_rule, *measure)
 
     def _warn_without_time_limit(self, env: gym.Env) -> None:
         """Warn once for each factory if an episode may never end. MiniGrid counts ``max_steps`` itself."""
@@ -216,34 +232,6 @@ def _spec(id: str) -> EnvSpec:
     if spec.max_episode_steps is None:
         spec.max_episode_steps = _TIME_LIMITS.get(spec.id)
     return spec
-
-
-def _make_native(id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> gym.Env:
-    """Create one native environment.
-
-    Raises:
-        ValueError: If the environment is not registered or cannot be created, or is not one of Gymnasium.
-    """
-    spec = _spec(id)
-    spec.order_enforce = False  # it slows down small environments, as the environment checker does
-    if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
-        redirect_mujoco_warnings()
-    try:
-        env = gym.make(spec, max_episode_steps=max_episode_steps, disable_env_checker=True, **kwargs)
-    except Exception as error:
-        if kwargs and isinstance(error, (TypeError, KeyError, ValueError)):
-            raise ValueError(f"env.kwargs is {dict(kwargs)}, which {id} does not accept: {error}") from error
-        raise ValueError(f"env.id is {id!r}, which cannot be created ({reason_of(error)}).") from error
-    for name in ("observation_space", "action_space"):
-        space = getattr(env, name, None)
-        if not isinstance(space, gym.Space):
-            raise ValueError(f"env.id is {id!r}, whose {name} is {shown(space)}; it must be a space of Gymnasium.")
-    return env
-
-
-def _make_wrapped(wrapper: Callable[..., gym.Env], make_native: Callable[[], gym.Env], *settings: Any) -> gym.Env:
-    """Create a native environment in a wrapper."""
-    return wrapper(make_native(), *settings)
 
 
 def half_cheetah(gravity: float = 1.0, friction: float = 1.0, **kwargs: Any) -> gym.Env:

@@ -139,8 +139,19 @@ def _validate(split: str, size: int, p: float) -> None:
 # Data sets of states with the Q-values of an expert.
 
 
+class _LakeRows(RowSource):
+    """Abstract data set of states of FrozenLake."""
+
+    is_slippery: bool
+
+    @property
+    def codec(self) -> FrozenLakeCodec:
+        """Codec of FrozenLake."""
+        return FrozenLakeCodec(self.is_slippery)
+
+
 @register
-class ExpertQRows(RowSource):
+class ExpertQRows(_LakeRows):
     """Data set of all reachable states of one map (11 on the 4x4 map) with optimal Q-values.
 
     Args:
@@ -157,11 +168,6 @@ class ExpertQRows(RowSource):
         self.is_slippery, self.gamma = is_slippery, gamma
 
     @property
-    def codec(self) -> FrozenLakeCodec:
-        """Codec of FrozenLake."""
-        return FrozenLakeCodec(self.is_slippery)
-
-    @property
     def spaces(self) -> tuple[Discrete, Discrete]:
         """The spaces of FrozenLake on the map: cells and directions."""
         return Discrete(len("".join(self.desc))), Discrete(4)
@@ -172,7 +178,7 @@ class ExpertQRows(RowSource):
 
 
 @register
-class RandomMapRows(RowSource):
+class RandomMapRows(_LakeRows):
     """Data set of all reachable states of many random maps with optimal Q-values.
 
     Args:
@@ -199,11 +205,6 @@ class RandomMapRows(RowSource):
         self.split: Split = split
         self.size, self.p = size, p
         self.is_slippery, self.gamma = is_slippery, gamma
-
-    @property
-    def codec(self) -> FrozenLakeCodec:
-        """Codec of FrozenLake."""
-        return FrozenLakeCodec(self.is_slippery)
 
     def rows(self) -> list[Row]:
         """Return the rows of all maps, one map after the other."""
@@ -257,26 +258,20 @@ _HEADER = re.compile(r"\s*(\((Left|Down|Right|Up)\))?\s*")
 
 
 @register
-class CsvRows(RowSource):
+class CsvRows(_LakeRows):
     """Data set of the states in a CSV file of demonstrations.
 
-    Repeated rows are dropped: the file of the original experiment repeats 11 different ones. Only
-    :data:`REQUIRED_COLUMNS` are required; the state is then the coloured cell of ``state_str``. Other
-    :data:`COLUMNS` are read if they are present, and must be consistent.
+    The state is the coloured cell of ``state_str``. Repeated rows are dropped: the file of the original experiment
+    repeats 11 different ones.
 
     Args:
         path: path of the file, or ``assets/expert_q/frozen_lake.csv``, which ships with lrl. Columns that are not in
-            :data:`COLUMNS` are ignored.
+            :data:`REQUIRED_COLUMNS` are ignored.
         is_slippery: whether the description says that the ice is slippery.
     """
 
     def __init__(self, path: str, is_slippery: bool = True) -> None:
         self.path, self.is_slippery = Path(resolve(path)), is_slippery
-
-    @property
-    def codec(self) -> FrozenLakeCodec:
-        """Codec of FrozenLake."""
-        return FrozenLakeCodec(self.is_slippery)
 
     def rows(self) -> list[Row]:
         """Return the rows in the order of the file.
@@ -300,50 +295,19 @@ class CsvRows(RowSource):
 
 
 def _read_row(record: Mapping[str, Any], where: str) -> Row:
-    cells = _Cells(record, where)
-    desc, agent = cells.read("state_str", parse_rendering, "an ansi rendering of the map with | for newlines")
-    size = len(desc) * len(desc[0])
-    state = cells.read_optional("state", _index_below(size), f"a cell's index below {size}", agent)
-    if state is None:
-        raise ValueError(
-            f"{where}, column state_str: no cell is coloured; colour the agent's cell, or add the column state."
-        )
-    if agent not in (None, state):
-        raise ValueError(f"{where}, column state_str: the coloured cell is {agent}; column state is {state}.")
-    named = cells.read("action_text", _action_named, f"one of {', '.join(ACTIONS)}")
-    action = cells.read_optional("action", _index_below(len(ACTIONS)), "0, 1, 2 or 3", named)
-    if named != action:
-        text = record["action_text"]
-        raise ValueError(f"{where}, column action_text: it is {text!r}; action {action} is {ACTIONS[action]}.")
-    values = np.array([cells.read(column, _finite, "a finite number") for column in Q_COLUMNS])
-    cells.read_optional("next_state", _index_below(size), f"a cell's index below {size}")
-    cells.read_optional("reward", _finite, "a finite number")
-    return make_row(state, desc, values, action)
+    """Return the row of a record; errors contain the row and the column."""
 
-
-class _Cells:
-    """Reads the cells of one record; errors contain the row and the column."""
-
-    def __init__(self, record: Mapping[str, Any], where: str) -> None:
-        self.record, self.where = record, where
-
-    def read(self, column: str, convert: Callable[[str], Any], expected: str) -> Any:
-        """Return the converted cell of ``column``.
-
-        Raises:
-            ValueError: If the cell is missing, or ``convert`` raises a ``ValueError``.
-        """
-        text = self.record[column]
+    def cell(column: str, convert: Callable[[str], Any], expected: str) -> Any:
         try:
-            if text is None:
-                raise ValueError("the row has no such column")
-            return convert(text)
+            return convert(record[column] or "")  # a short row has no such cell
         except ValueError as error:
-            raise ValueError(f"{self.where}, column {column}: it is {text!r}; it must be {expected}.") from error
+            raise ValueError(f"{where}, column {column}: it is {record[column]!r}; it must be {expected}.") from error
 
-    def read_optional(self, column: str, convert: Callable[[str], Any], expected: str, default: Any = None) -> Any:
-        """Return the converted cell of ``column``, or ``default`` if the file has no such column."""
-        return self.read(column, convert, expected) if column in self.record else default
+    rendering = "an ansi rendering of the map with | for newlines and one coloured cell, the agent's"
+    desc, state = cell("state_str", parse_rendering, rendering)
+    action = cell("action_text", _action_named, f"one of {', '.join(ACTIONS)}")
+    values = np.array([cell(column, _finite, "a finite number") for column in Q_COLUMNS])
+    return make_row(state, desc, values, action)
 
 
 def _action_named(text: str) -> int:
@@ -357,24 +321,14 @@ def _finite(text: str) -> float:
     return value
 
 
-def _index_below(size: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        value = float(text)  # spreadsheet programs may write 3 as 3.0
-        if value not in range(size):
-            raise ValueError(text)
-        return int(value)
-
-    return convert
-
-
-def parse_rendering(state_str: str) -> tuple[Desc, int | None]:
+def parse_rendering(state_str: str) -> tuple[Desc, int]:
     """Parse an ``ansi`` rendering with ``|`` instead of newlines.
 
     Returns:
-        The map, and the index of the coloured cell; None if no cell is coloured.
+        The map, and the index of the coloured cell.
 
     Raises:
-        ValueError: If the text is not a rectangular map of S, F, H and G, or has more than one coloured cell.
+        ValueError: If the text is not a rectangular map of S, F, H and G with one coloured cell.
     """
     lines = state_str.replace("\r", "").replace("\n", "|").split("|")
     rows = [line.strip() for line in lines if not _HEADER.fullmatch(line)]
@@ -382,9 +336,9 @@ def parse_rendering(state_str: str) -> tuple[Desc, int | None]:
     if not desc or len({len(line) for line in desc}) > 1 or set("".join(desc)) - set("SFHG"):
         raise ValueError(state_str)
     coloured = [(row, match.start()) for row, line in enumerate(rows) for match in _COLOURED.finditer(line)]
-    if len(coloured) > 1:
+    if len(coloured) != 1:
         raise ValueError(state_str)
-    return desc, coloured[0][0] * len(desc[0]) + coloured[0][1] if coloured else None
+    return desc, coloured[0][0] * len(desc[0]) + coloured[0][1]
 
 
 def generate_records(

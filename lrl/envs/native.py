@@ -320,20 +320,12 @@ def check_batch(
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
         problem = f"reward is {rewards[row]}; {_NOT_FINITE}"
         raise failure(name, seeds[row], int(steps[row]), problem)
-    if _batch_is_finite(space, observations):
+    if _not_finite(space, observations, "") is None:
         return
     for row, observation in enumerate(iterate(batch_space(space, len(steps)), observations)):
         problem = _not_finite(space, observation, "observation")
         if problem is not None:
             raise failure(name, seeds[row], int(steps[row]), problem)
-
-
-def _batch_is_finite(space: gym.Space, observations: Any) -> bool:
-    if isinstance(space, spaces.Dict):
-        return all(_batch_is_finite(part, observations[name]) for name, part in space.spaces.items())
-    if isinstance(space, spaces.Tuple):
-        return all(_batch_is_finite(part, observations[index]) for index, part in enumerate(space.spaces))
-    return not isinstance(space, spaces.Box) or space.dtype.kind != "f" or bool(np.isfinite(observations).all())
 
 
 def empty_observation(space: gym.Space) -> Any:
@@ -345,23 +337,20 @@ SuccessAt = Literal["last_step", "any_step"]
 """Whether an episode is a success if its last step is one, or if any of its steps is one."""
 
 
-@dataclass(frozen=True)
-class NativeReset:
-    """Holds what a reset of a native environment returned."""
+@dataclass(frozen=True, kw_only=True)
+class NativeStep:
+    """Holds an action of a native environment, the observation before it, and what the step returned.
 
-    observation: Any
+    Observations and the action are copies, because an environment may overwrite the arrays that it returned.
+    """
+
     context: Any
     """The codec's context, see :meth:`~lrl.codecs.codec.TextCodec.context`; None without a codec."""
-
-
-@dataclass(frozen=True)
-class NativeStep:
-    """Holds an action of a native environment, and what its step returned."""
-
-    start: NativeReset
-    """The start of the episode."""
+    before: Any
+    """Observation before the step."""
     action: Any
     observation: Any
+    """Observation after the step."""
     reward: float
 
 
@@ -410,7 +399,7 @@ class NativeEnv(gym.Wrapper):
         super().__init__(self._checked)
         self._codec, self._any_step = codec, success_at == "any_step"
         self.records = False
-        self._start: NativeReset | None = None
+        self._context = self._before = None
         self.noise_seed: int | None = None
         spec = env.unwrapped.spec
         registered = None if spec is None else spec.reward_threshold
@@ -436,8 +425,8 @@ class NativeEnv(gym.Wrapper):
         self._return, self._rewarded, self._succeeded = 0.0, False, False
         info: dict[str, Any] = {"action_valid": True, "success": False, "invalid_reason": ""}
         if self.records:
-            context = None if self._codec is None else self._codec.context(self.env)
-            self._start = NativeReset(copy.deepcopy(observation), context)  # it may be overwritten by the next step
+            self._context = None if self._codec is None else self._codec.context(self.env)
+            self._before = copy.deepcopy(observation)
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -450,8 +439,10 @@ class NativeEnv(gym.Wrapper):
         self._rewarded |= reward > 0
         info: dict[str, Any] = {"action_valid": True, "success": success or self.success_so_far, "invalid_reason": ""}
         info |= terms
-        if self.records and self._start is not None:
-            info["native"] = NativeStep(self._start, action, observation, reward)
+        if self.records:
+            before, self._before = self._before, copy.deepcopy(observation)
+            changes: dict[str, Any] = {"action": copy.deepcopy(action), "observation": self._before, "reward": reward}
+            info["native"] = NativeStep(context=self._context, before=before, **changes)
         return observation, reward, terminated, truncated, info
 
     def _is_success(self, reward: float, terminated: bool, reported: bool | None) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -35,6 +35,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
 
     Raises:
         ValueError: If the copies have different spaces, or cannot be created in another process.
+        EnvironmentFailedError: If a process died or an environment raised an error, in any later call.
     """
 
     steps_ended_copies = True
@@ -65,54 +66,23 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
                 process.join()
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or those selected by ``options["reset_mask"]``, and return their observations.
-
-        Raises:
-            EnvironmentFailedError: If a process died.
-        """
+        """Reset all environments, or those selected by ``options["reset_mask"]``, and return their observations."""
         mask = (options or {}).get("reset_mask", True)
-        with self._close_on_death():
-            outcome = super().reset(seed=seed, options=options)
+        outcome = super().reset(seed=seed, options=options)
         self.idle = self.idle & ~np.asarray(mask)
         return outcome
 
     def step(self, actions: Any) -> Any:
-        """Step all environments that are not idle.
-
-        Raises:
-            EnvironmentFailedError: If a process died.
-        """
-        with self._close_on_death():
-            outcome = super().step(actions)
+        """Step all environments that are not idle."""
+        outcome = super().step(actions)
         self.idle = self.idle | outcome[2] | outcome[3]
         return outcome
 
-    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Call a method of all environments and return the results.
-
-        Raises:
-            EnvironmentFailedError: If a process died.
-        """
-        with self._close_on_death():
-            return super().call(name, *args, **kwargs)
-
-    def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of all environments.
-
-        Raises:
-            EnvironmentFailedError: If a process died.
-        """
-        with self._close_on_death():
-            super().set_attr(name, values)
-
-    @contextmanager
-    def _close_on_death(self) -> Iterator[None]:
-        try:
-            yield
-        except EnvironmentFailedError:
-            self._state = AsyncState.DEFAULT  # discards pending results of the other processes
-            self.close(terminate=True)
-            raise
+    def end(self, error: EnvironmentFailedError) -> NoReturn:
+        """End all processes and raise an error of one of them."""
+        self._state = AsyncState.DEFAULT  # discards pending results of the other processes
+        self.close(terminate=True)
+        raise error
 
 
 class WorkerPipe:
@@ -178,9 +148,9 @@ class WorkerPipe:
         except (EOFError, OSError):
             if self._command == "close":
                 return None, True
-            raise EnvironmentFailedError(f"{self._name()} died: {self._exit_reason()}.") from None
+            self._owner.end(EnvironmentFailedError(f"{self._name()} died: {self._exit_reason()}."))
         if not result[1]:
-            raise self._error()
+            self._owner.end(self._error())
         if self._command in ("reset", "step"):
             self._observation = result[0][0]
         return result
