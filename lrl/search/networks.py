@@ -41,7 +41,6 @@ from lrl.registry import build
 from lrl.search.experiments import SearchBudget, SearchRun, record_of
 from lrl.search.rollouts import fresh_seeds, make_batched, play_seeds
 from lrl.search.tasks import TASKS, SearchTask
-from lrl.training.collect import rollout_data
 from lrl.training.gradient_module import GradientModule
 from lrl.types import RandomKeys, SamplingConfig
 
@@ -183,9 +182,9 @@ class TrainingReturns(L.Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add the episodes of the latest collection."""
-        data = rollout_data(trainer)
-        if data is None or data.rollout is None:
+        rollout = trainer.datamodule.rollout  # pyright: ignore[reportAttributeAccessIssue]
+        if rollout is None:
             return
-        self.returns += data.rollout.metrics["episode_return"].tolist()
+        self.returns += rollout.metrics["episode_return"].tolist()
         if self.spent:
             trainer.should_stop = True
