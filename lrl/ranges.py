@@ -10,36 +10,17 @@ if TYPE_CHECKING:  # type checkers regard them as plain numbers
     NonNegativeFloat = PositiveFloat = float
     NonNegativeInt = PositiveInt = Seed = int
 else:
-    from jsonargparse.typing import (
-        ClosedUnitInterval,
-        NonNegativeFloat,
-        NonNegativeInt,
-        OpenUnitInterval,
-        PositiveFloat,
-        PositiveInt,
-        restricted_number_type,
-    )
+    from jsonargparse.typing import ClosedUnitInterval as ClosedUnitInterval
+    from jsonargparse.typing import NonNegativeFloat as NonNegativeFloat
+    from jsonargparse.typing import NonNegativeInt as NonNegativeInt
+    from jsonargparse.typing import OpenUnitInterval as OpenUnitInterval
+    from jsonargparse.typing import PositiveFloat as PositiveFloat
+    from jsonargparse.typing import PositiveInt as PositiveInt
+    from jsonargparse.typing import restricted_number_type
 
     HalfOpenUnitInterval = restricted_number_type("HalfOpenUnitInterval", float, [(">=", 0), ("<", 1)])
     LeftOpenUnitInterval = restricted_number_type("LeftOpenUnitInterval", float, [(">", 0), ("<=", 1)])
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**63)])
-
-__all__ = [
-    "MAX_SEED",
-    "RANGES",
-    "ClosedUnitInterval",
-    "HalfOpenUnitInterval",
-    "LeftOpenUnitInterval",
-    "NonNegativeFloat",
-    "NonNegativeInt",
-    "OpenUnitInterval",
-    "PositiveFloat",
-    "PositiveInt",
-    "Seed",
-    "check_arguments",
-    "check_fields",
-    "check_seed",
-]
 
 MAX_SEED = 2**63 - 1
 """Largest seed of an episode; seeds are signed 64-bit integers."""

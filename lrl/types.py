@@ -25,7 +25,7 @@ Inputs = Mapping[str, Tensor]
 
 
 class TurnBatch:
-    """Represents the turns of a training step: padded, masked, immutable.
+    """Represents the turns of a training step: padded and masked.
 
     It is a plain class instead of a dataclass, so that Lightning moves and casts it by calling :meth:`to`.
 
@@ -39,15 +39,6 @@ class TurnBatch:
         old_values: ``(turn, token)``, values from which the advantages were estimated; None without a value function.
     """
 
-    __slots__ = ("advantages", "inputs", "old_logprobs", "old_values", "ref_logprobs", "response_mask", "returns")
-    inputs: Inputs
-    response_mask: Tensor
-    old_logprobs: Tensor
-    advantages: Tensor
-    ref_logprobs: Tensor | None
-    returns: Tensor | None
-    old_values: Tensor | None
-
     def __init__(
         self,
         *,
@@ -59,20 +50,16 @@ class TurnBatch:
         returns: Tensor | None = None,
         old_values: Tensor | None = None,
     ) -> None:
-        fields = {"inputs": dict(inputs), "response_mask": response_mask, "old_logprobs": old_logprobs}
-        fields |= {"advantages": advantages, "ref_logprobs": ref_logprobs, "returns": returns, "old_values": old_values}
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"TurnBatch is immutable: use replace({name}=...)")
+        self.inputs, self.response_mask = dict(inputs), response_mask
+        self.old_logprobs, self.advantages, self.ref_logprobs = old_logprobs, advantages, ref_logprobs
+        self.returns, self.old_values = returns, old_values
 
     def __len__(self) -> int:
         return len(self.response_mask)
 
     def fields(self) -> dict[str, Any]:
         """Return all fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return dict(vars(self))
 
     def replace(self, **changes: Any) -> TurnBatch:
         """Return a copy with some fields replaced."""
