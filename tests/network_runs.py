@@ -35,3 +35,9 @@ def save_run(run, policy, env, trained=None):
     ours = {"config": yaml.safe_dump(config), "env_steps": 7, "fingerprint": policy.fingerprint}
     (run / "checkpoints").mkdir(parents=True)
     torch.save({"state_dict": state, "lrl": ours}, run / "checkpoints" / "last.ckpt")
+
+
+def save_reward_model(model, path):
+    """Write a checkpoint of a reward model, as a run of ``RewardModelModule`` does."""
+    weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    torch.save({"state_dict": weights, "lrl": {"reward_model": model.about}}, path)

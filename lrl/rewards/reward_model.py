@@ -146,11 +146,6 @@ class RewardModel(nn.Module):
         with torch.autocast(device.type, enabled=False):  # the rollout may use autocast to 16 bits
             return self.combine(self(inputs.to(device)), disagreement_coef).double().cpu().numpy()
 
-    def save(self, path: str | Path) -> None:
-        """Write a checkpoint with what :func:`load_reward_model` reads."""
-        weights = {f"{_PREFIX}{name}": tensor for name, tensor in self.state_dict().items()}
-        torch.save({"state_dict": weights, "lrl": {"reward_model": self.about}}, path)
-
 
 def transition_vectors(
     observation_space: gym.Space, action_space: gym.Space, observations: Sequence[Any], actions: Sequence[Any]

@@ -18,6 +18,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.distributed import shards_parameters
@@ -26,7 +27,7 @@ from lrl.lm.heads import at_least_float32
 from lrl.lm.loading import fingerprint, fuse_kernels
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
-from lrl.training.guards import FiniteSteps, gathered_scalar, gradient_norm
+from lrl.training.guards import FiniteSteps
 from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.progress import ConsoleProgress
@@ -394,8 +395,8 @@ class GradientModule(PolicyModule, ABC):
         """Clip the gradients, or remove them if they are not finite, so that the optimiser changes nothing."""
         precision = self.trainer.precision_plugin
         weights = list(precision.main_params(optimizer))
-        norm = gradient_norm(weights)
-        if not self.finite_steps.accept(gathered_scalar(norm)):
+        norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        if not self.finite_steps.accept(norm.full_tensor() if isinstance(norm, DTensor) else norm):
             if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step by itself
                 optimizer.zero_grad()
         elif gradient_clip_algorithm == "value" or isinstance(precision, MixedPrecision):

@@ -123,16 +123,6 @@ class FiniteSteps:
 _ADVICE = "the run stops and its last checkpoint is unchanged, try a smaller learning rate or check the rewards"
 
 
-def gradient_norm(weights: Iterable[Tensor]) -> Tensor:
-    """Return the norm of all gradients, as a sharded tensor if the gradients are sharded."""
-    return nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
-
-
-def gathered_scalar(number: Tensor) -> Tensor:
-    """Return a scalar that may be sharded over ranks as a plain tensor; all ranks must call it."""
-    return number.full_tensor() if isinstance(number, DTensor) else number
-
-
 @torch.no_grad()
 def weights_are_finite(module: L.LightningModule) -> bool:
     """Return whether all trainable weights are finite, on all ranks; all ranks must call it."""

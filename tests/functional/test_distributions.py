@@ -99,9 +99,9 @@ def test_both_forms_of_the_fisher_product_are_that_of_the_explicit_matrix(kind):
     explicit = definition(kind, distribution, parameters)
     mean_kl = distribution.detach().kl(distribution).mean()
     products = [
-        fisher_vector_product(mean_kl, parameters, damping=0.0),
+        fisher_vector_product(mean_kl, parameters),
         gauss_newton_vector_product(
-            distribution.coordinates, lambda tangent: distribution.metric(tangent) / 6, parameters, damping=0.0
+            distribution.coordinates, lambda tangent: distribution.metric(tangent) / 6, parameters
         ),
     ]
     for index in range(len(explicit)):
@@ -109,11 +109,6 @@ def test_both_forms_of_the_fisher_product_are_that_of_the_explicit_matrix(kind):
         unit[index] = 1
         for product in products:
             torch.testing.assert_close(product(unit), explicit[index], rtol=1e-9, atol=1e-12)
-    vector = normal(len(explicit), seed=7)
-    damped = gauss_newton_vector_product(
-        distribution.coordinates, lambda tangent: distribution.metric(tangent) / 6, parameters, damping=0.5
-    )
-    torch.testing.assert_close(damped(vector), explicit @ vector + 0.5 * vector)
 
 
 def definition(kind, distribution, parameters):

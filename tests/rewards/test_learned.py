@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from network_runs import save_reward_model
 
 from lrl.codecs.spaces import SpaceCodec
 from lrl.rewards.reward import Row
@@ -32,7 +33,7 @@ def saved(tmp_path):
 
     def save(model: RewardModel) -> str:
         path = tmp_path / "model.ckpt"
-        model.save(path)
+        save_reward_model(model, path)
         return str(path)
 
     return save
@@ -97,7 +98,7 @@ def test_the_file_is_read_when_an_environment_is_created_and_not_before(tmp_path
     path = tmp_path / "later.ckpt"
     path.touch()
     reward = LearnedReward(str(path))
-    linear([1.0], [0.0]).save(path)
+    save_reward_model(linear([1.0], [0.0]), path)
     connected(reward, row_of(np.ones(2)))
     path.unlink()
     assert reward(rows([1.0, 2.0]), [""], [np.array([1.0])]).tolist() == pytest.approx([4], rel=1e-4)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from network_runs import save_reward_model
 from torch import nn
 
 from lrl.lm.heads import mlp
@@ -133,7 +134,7 @@ def test_predictions_do_not_depend_on_the_batch_or_on_the_precision_of_a_rollout
 
 def test_a_loaded_model_predicts_the_same_and_loading_does_not_change_random_numbers(tmp_path) -> None:
     model = fitted()
-    model.save(tmp_path / "model.ckpt")
+    save_reward_model(model, tmp_path / "model.ckpt")
     torch.manual_seed(3)
     before = torch.get_rng_state()
     loaded = load_reward_model(tmp_path / "model.ckpt")
@@ -169,7 +170,7 @@ def test_a_checkpoint_without_a_reward_model_raises_one_sentence(tmp_path) -> No
     assert "contains no reward model" in error(tmp_path / "policy.ckpt")
     model = fitted()
     model.about["hidden_sizes"] = [5]
-    model.save(tmp_path / "other.ckpt")
+    save_reward_model(model, tmp_path / "other.ckpt")
     assert "weights ['members.0.0.bias', 'members.0.0.weight', 'members.0.1.bias'] do not fit" in error(
         tmp_path / "other.ckpt"
     )
