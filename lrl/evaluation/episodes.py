@@ -158,37 +158,30 @@ class EpisodeMetrics(Metric):
     """
 
     full_state_update = False
-    episodes: Tensor
-    returns: Tensor
-    turns: Tensor
-    judged: Tensor
-    successes: Tensor
-    invalid_actions: Tensor
+    totals: Tensor
+    """Number of episodes, returns, turns, episodes with a reported success, successes, invalid actions; ``(6,)``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name in ("episodes", "returns", "turns", "judged", "successes", "invalid_actions"):
-            self.add_state(name, torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("totals", torch.zeros(6, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, results: EpisodeResults) -> None:
         """Add episodes that were played to their end; there may be none."""
-        self.episodes = self.episodes + len(results)
-        self.returns = self.returns + float(results.returns.sum())
-        self.turns = self.turns + int(results.lengths.sum())
-        self.judged = self.judged + len(results) * results.has_success
-        self.successes = self.successes + int(results.successes.sum())
-        self.invalid_actions = self.invalid_actions + int(results.invalid_actions.sum())
+        sums = [array.sum() for array in (results.returns, results.lengths, results.successes, results.invalid_actions)]
+        judged = len(results) * results.has_success
+        self.totals = self.totals + self.totals.new_tensor([len(results), *sums[:2], judged, *sums[2:]])
 
     def compute(self) -> dict[str, Tensor]:
         """Return ``return``, ``length``, ``success_rate`` and ``invalid_action_rate``, each a float64 scalar ``()``.
 
         There is no ``success_rate`` if the environment does not report success.
         """
+        episodes, returns, turns, judged, successes, invalid_actions = self.totals
         return {
-            "return": self.returns / self.episodes,
-            "length": self.turns / self.episodes,
-            **({"success_rate": self.successes / self.judged} if self.judged else {}),
-            "invalid_action_rate": self.invalid_actions / self.turns,
+            "return": returns / episodes,
+            "length": turns / episodes,
+            **({"success_rate": successes / judged} if judged else {}),
+            "invalid_action_rate": invalid_actions / turns,
         }
 
 

@@ -25,8 +25,6 @@ from lrl.types import SamplingConfig
 BASELINES: dict[str, type[FixedActor]] = {"random": RandomActor, "constant": ConstantActor, "expert": ExpertActor}
 """Policies without weights, by name."""
 
-_PREFIX = "policy."
-
 
 class Loaded(NamedTuple):
     """Holds a policy that is ready to act, and the environment in which it is evaluated."""
@@ -96,10 +94,29 @@ def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any],
 
 
 def _fill(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
-    """Load the base and the trained weights of a policy."""
+    """Load the base and the trained weights of a policy.
+
+    Raises:
+        ValueError: If the frozen base model, which is not in the checkpoint, is not that of the training run, or if
+            trained weights are missing or unknown.
+    """
     policy.configure()
-    _check_base(policy, checkpoint["lrl"], file)
-    _load_weights(policy, checkpoint["state_dict"], file)
+    base = checkpoint["lrl"].get("fingerprint", "")
+    if base != policy.fingerprint:
+        raise ValueError(
+            f"checkpoint is {str(file)!r}, trained on base weights {base!r}, but the base weights here are "
+            f"{policy.fingerprint!r}."
+        )
+    given = {name.removeprefix("policy."): tensor for name, tensor in checkpoint["state_dict"].items()}
+    own = policy.state_dict()
+    needed = set(drop_frozen(own, frozen_parameter_names(policy)))
+    missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
+    if missing or unknown:
+        raise ValueError(
+            f"checkpoint is {str(file)!r}, which does not fit: weights {missing[:3]} are missing and "
+            f"{unknown[:3]} are unknown."
+        )
+    policy.load_state_dict(given, strict=False)
 
 
 def saved_numbers(path: str | Path, wanted: str | None = None) -> NumberFormat | None:
@@ -246,38 +263,6 @@ def _numbers_config(env: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     given = (env or {}).get("init_args") or {}
     rows = (given.get("rows") or {}).get("init_args") or {}
     return _numbers_config(rows["env"]) if rows.get("env") else given.get("numbers")
-
-
-def _check_base(policy: Policy, saved: Mapping[str, Any], file: Path) -> None:
-    """Check that the frozen base model, which is not in the checkpoint, is that of the training run.
-
-    Raises:
-        ValueError: If the base models differ.
-    """
-    wanted = saved.get("fingerprint", "")
-    if wanted != policy.fingerprint:
-        raise ValueError(
-            f"checkpoint is {str(file)!r}, trained on base weights {wanted!r}, but the base weights here are "
-            f"{policy.fingerprint!r}."
-        )
-
-
-def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
-    """Load the trained weights.
-
-    Raises:
-        ValueError: If trained weights are missing or unknown.
-    """
-    given = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
-    own = policy.state_dict()
-    needed = set(drop_frozen(own, frozen_parameter_names(policy)))
-    missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
-    if missing or unknown:
-        raise ValueError(
-            f"checkpoint is {str(file)!r}, which does not fit: weights {missing[:3]} are missing and "
-            f"{unknown[:3]} are unknown."
-        )
-    policy.load_state_dict(given, strict=False)
 
 
 def load_served(

@@ -113,10 +113,6 @@ class RephrasedCodec(TextCodec):
         """Return a response with the new names of the actions."""
         return self._names.sub(lambda match: self._new[match[0]], text)
 
-    def summary(self, text: str) -> str:
-        """Summarize the text of an observation by its first line."""
-        return text.partition("\n")[0]
-
     def text_to_action(self, text: str) -> Any:
         """Return the action with a new name, ignoring case and surrounding whitespace.
 
@@ -149,18 +145,15 @@ def read_phrasings(path: str) -> dict[str, Phrasing]:
         raise ValueError(f"rephrase is {path!r}, which is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"rephrase is {path!r}; it must map names to phrasings.")
+    kinds = {"description": str, "actions": dict, "observations": dict, "order": list}
     phrasings: dict[str, Phrasing] = {}
     for name, fields in content.items():
-        known = Phrasing.__dataclass_fields__
-        unknown = sorted(set(fields) - set(known)) if isinstance(fields, Mapping) else [fields]
-        if unknown:
-            raise ValueError(
-                f"rephrase is {path!r}, where {name} has {unknown[0]!r}; it must be one of {', '.join(known)}."
-            )
-        for key, kind in (("actions", dict), ("observations", dict), ("order", list)):
-            if key in fields and not isinstance(fields[key], kind):
-                what = "a list" if kind is list else "a mapping"
-                raise ValueError(f"rephrase is {path!r}, where {key} of {name} is {fields[key]!r}; it must be {what}.")
+        for key, value in fields.items() if isinstance(fields, Mapping) else [(str(fields), None)]:
+            if not isinstance(value, kinds.get(key, ())):
+                raise ValueError(
+                    f"rephrase is {path!r}, where {name} has {key!r}: {value!r}; it must be one of description "
+                    "(a text), actions and observations (mappings) and order (a list)."
+                )
         phrasings[str(name)] = Phrasing(**fields)
     return phrasings
 

@@ -6,7 +6,7 @@ python scripts/credit_truth.py --json assets/results/credit_truth.json --figure 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,12 +16,14 @@ from torch import Tensor
 
 from lrl.algorithms.grpo import GroupCreditConfig
 from lrl.cli.command import command, command_line
+from lrl.cli.run_directory import commit
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, policy_values
 from lrl.evaluation.exact import Lake, lakes_of
 from lrl.evaluation.pictures import new_figure, save_figure
-from lrl.evaluation.report import markdown_table
+from lrl.evaluation.report import markdown_table, result_text
 from lrl.evaluation.statistics import bootstrap_interval
+from lrl.files import write_whole
 from lrl.functional.advantages import CreditConfig
 from lrl.functional.groups import group_advantages
 from lrl.ranges import ClosedUnitInterval, PositiveInt, check_fields
@@ -31,14 +33,31 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@dataclass(frozen=True, kw_only=True)
+class TruthConfig:
+    """Sizes of the comparison."""
+
+    temperatures: list[float] = field(default_factory=lambda: [0.1, 0.03])
+    """Temperatures of policies besides the uniform one: the softmax of the optimal Q-values divided by a
+    temperature."""
+    num_groups: PositiveInt = 128
+    """Groups per seed."""
+    group_size: PositiveInt = 16
+    """Episodes per group."""
+    seeds: PositiveInt = 10
+    """Number of seeds, from 0 on."""
+    gamma: ClosedUnitInterval = 1.0
+    """Discount per turn of the exact advantages, and of every estimator that has one."""
+    gae_lambda: ClosedUnitInterval = 0.95
+    """GAE lambda per turn of every estimator that has one."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "credit_truth")
+
+
 def credit_truth(
     *,
-    temperatures: list[float] | None = None,
-    num_groups: int = 128,
-    group_size: int = 16,
-    seeds: int = 10,
-    gamma: float = 1.0,
-    gae_lambda: float = 0.95,
+    config: TruthConfig,
     machine: str = "2-core x86-64 virtual machine",
     json: Path | None = None,
     figure: Path | None = None,
@@ -48,28 +67,10 @@ def credit_truth(
     python scripts/credit_truth.py --json assets/results/credit_truth.json --figure assets/pictures/credit_truth.png
 
     Args:
-        temperatures: Temperatures of the softmax policies; default: 0.1 and 0.03.
-        num_groups: Groups per seed.
-        group_size: Episodes per group.
-        seeds: Number of seeds, from 0 on.
-        gamma: Discount per turn.
-        gae_lambda: Lambda per turn of the estimators that have one.
         machine: Description of the machine, for the file.
         json: Write all figures to this file.
         figure: Draw the correlations to this PNG.
     """
-    from lrl.cli.run_directory import commit
-    from lrl.evaluation.report import result_text
-    from lrl.files import write_whole
-
-    config = TruthConfig(
-        temperatures=TruthConfig.temperatures if temperatures is None else tuple(temperatures),
-        num_groups=num_groups,
-        group_size=group_size,
-        seeds=seeds,
-        gamma=gamma,
-        gae_lambda=gae_lambda,
-    )
     about = {"title": "Advantages scored against the truth"}
     about |= {"command": command_line("python scripts/credit_truth.py"), "commit": commit(), "machine": machine}
     result = about | {"settings": vars(config)} | measure(config)
@@ -221,39 +222,14 @@ _CRITICS = ("exact critic", "critic of zeros")
 _WITH_CRITIC: tuple[Literal["turn", "token", "nested", "bandit"], ...] = ("turn", "token", "nested", "bandit")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TruthConfig:
-    """Sizes of the comparison."""
+Score = dict[str, float]
+"""Agreement of estimated advantages with exact ones:
 
-    temperatures: tuple[float, ...] = (0.1, 0.03)
-    """Temperatures of policies besides the uniform one: the softmax of the optimal Q-values divided by a
-    temperature."""
-    num_groups: PositiveInt = 128
-    """Groups per seed."""
-    group_size: PositiveInt = 16
-    """Episodes per group."""
-    seeds: PositiveInt = 10
-    """Number of seeds, from 0 on."""
-    gamma: ClosedUnitInterval = 1.0
-    """Discount per turn of the exact advantages, and of every estimator that has one."""
-    gae_lambda: ClosedUnitInterval = 0.95
-    """GAE lambda per turn of every estimator that has one."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "credit_truth")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """Agreement of estimated advantages with exact ones."""
-
-    correlation: float
-    """Pearson correlation; 0 if the estimates do not vary."""
-    error_variance: float
-    """Variance of the error after the best linear rescaling of the estimates."""
-    averaged_correlation: float
-    """Pearson correlation between means over equal choices of the collection, weighted by their number, which matter
-    for an update on the whole collection."""
+- ``correlation``: Pearson correlation; 0 if the estimates do not vary.
+- ``averaged_correlation``: Pearson correlation between means over equal choices of the collection, weighted by their
+  number, which matter for an update on the whole collection.
+- ``error_variance``: variance of the error after the best linear rescaling of the estimates.
+"""
 
 
 def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
@@ -267,7 +243,7 @@ def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
     index = torch.unique(choice, return_inverse=True)[1]
     averaged, _ = _compared(_means(estimated, index), _means(true, index))
     correlation, left = _compared(estimated, true)
-    return Score(correlation=correlation, error_variance=left, averaged_correlation=averaged)
+    return {"correlation": correlation, "averaged_correlation": averaged, "error_variance": left}
 
 
 def _means(values: Tensor, index: Tensor) -> Tensor:
@@ -342,7 +318,7 @@ def measure(config: TruthConfig) -> dict[str, Any]:
         about.append({"policy": name, "success": lake.success(policy)})
         for tokens in TOKENS:
             runs = [_scores_of(lake, policy, tokens, seed, config) for seed in range(config.seeds)]
-            about[-1][f"truth_variance_{tokens}"] = float(np.mean([run["truth"].error_variance for run in runs]))
+            about[-1][f"truth_variance_{tokens}"] = float(np.mean([run["truth"]["error_variance"] for run in runs]))
             for estimator in runs[0]:
                 if estimator != "truth":
                     row = {"policy": name, "tokens": tokens, "estimator": estimator}
@@ -362,8 +338,8 @@ def _scores_of(lake: Lake, policy: np.ndarray, tokens: int, seed: int, config: T
 
 def _summary(seeds: Sequence[Score]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for name in ("correlation", "averaged_correlation", "error_variance"):
-        values = [getattr(one, name) for one in seeds]
+    for name in seeds[0]:
+        values = [score[name] for score in seeds]
         bounds = list(bootstrap_interval(values)) if len(values) > 1 else [values[0]] * 2
         row |= {name: float(np.mean(values)), f"{name}_ci95": bounds, f"{name}_seeds": values}
     return row
