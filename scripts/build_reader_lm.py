@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from build_tiny_lm import ASSETS, GRAMMAR, batches, build_model
+from build_tiny_lm import ASSETS, GRAMMAR, batches, build_model, warm_up_and_decay
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 OFFSETS = (1, 2, 3)
 """Distance in tokens at which heads 0, 1 and 2 of the first layer attend."""
@@ -124,11 +125,9 @@ def lessons(tokenizer: Any, rng: random.Random, count: int) -> tuple[Tensor, Ten
         for text, can_be_known in answer:
             piece = tokenizer.encode(text, add_special_tokens=False)
             ids, asked = ids + piece, asked + [can_be_known] * len(piece)
-        rows.append([*ids, tokenizer.eos_token_id])
-        known.append([*asked, True])
-    width = max(map(len, rows))
-    padded = [ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids in rows]
-    return torch.tensor(padded), torch.tensor([asked + [False] * (width - len(asked)) for asked in known])
+        rows.append(torch.tensor([*ids, tokenizer.eos_token_id]))
+        known.append(torch.tensor([*asked, True]))
+    return pad_sequence(rows, True, tokenizer.pad_token_id), pad_sequence(known, True, False)
 
 
 def train(model: Any, tokenizer: Any, seed: int, steps: int, every: int = 50) -> None:
@@ -145,12 +144,7 @@ def train(model: Any, tokenizer: Any, seed: int, steps: int, every: int = 50) ->
         torch.optim.Muon(layers, lr=6e-3, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(rest, lr=2e-3, betas=(0.9, 0.95), weight_decay=0.0),
     )
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps))
-        )
-        for optimizer in optimizers
-    ]
+    schedules = [warm_up_and_decay(optimizer, 50, steps) for optimizer in optimizers]
     started, right = time.perf_counter(), []
     for step, conversations in enumerate(talk):
         model.zero_grad()

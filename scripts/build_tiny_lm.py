@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LambdaLR
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.lm.chat_template import CHATML
@@ -237,8 +239,7 @@ def bucket(chats: list[list[int]], tokens: int) -> list[list[list[int]]]:
 
 def pad(chats: list[list[int]], tokenizer: Any) -> tuple[Tensor, Tensor]:
     """Return ids ``(row, token)``, padded on the right, and a mask of the responses' tokens, end token included."""
-    width = max(len(chat) for chat in chats)
-    ids = torch.tensor([chat + [tokenizer.pad_token_id] * (width - len(chat)) for chat in chats])
+    ids = pad_sequence([torch.tensor(chat) for chat in chats], True, tokenizer.pad_token_id)
     opening = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
     answers = torch.zeros_like(ids, dtype=torch.bool)
     for row, chat in enumerate(chats):
@@ -248,12 +249,17 @@ def pad(chats: list[list[int]], tokenizer: Any) -> tuple[Tensor, Tensor]:
     return ids, answers
 
 
+def warm_up_and_decay(optimizer: torch.optim.Optimizer, warm_up: int, steps: int) -> LambdaLR:
+    """Return a schedule that increases the learning rate for ``warm_up`` steps, and decays it to 0 along a cosine."""
+    return LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / warm_up) * 0.5 * (1 + math.cos(math.pi * step / steps))
+    )
+
+
 def train(model: Any, stream: Iterator[tuple[Tensor, Tensor]], steps: int, peak: float = 3e-3) -> None:
     """Train on the tokens of the responses only; the learning rate warms up and decays to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 40) * 0.5 * (1 + math.cos(math.pi * step / steps))
-    )
+    schedule = warm_up_and_decay(optimizer, 40, steps)
     started = time.perf_counter()
     for step, (ids, answers) in enumerate(stream):
         hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state

@@ -99,22 +99,6 @@ class TextCodec(ABC):
         """
         return None
 
-    def reads_observation(self, text: str) -> bool:
-        """Return whether a quick check finds that a text without tags is an observation; False if it is not decided."""
-        return False
-
-    def reads_action(self, text: str) -> bool:
-        """Return whether a quick check finds that a text without tags is an action in bounds; False if undecided."""
-        return False
-
-    def plain_observation(self, text: str) -> str:
-        """Convert an observation without tags from another program's notation to that of :meth:`text_to_observation`.
-
-        Raises:
-            ValueError: If the text is not an observation.
-        """
-        return text
-
     def last_mentioned_action(self, text: str) -> str | None:
         """Return the text of the last action mentioned in ``text``, ignoring case.
 
@@ -149,14 +133,6 @@ class TextCodec(ABC):
         Raises:
             InvalidActionError: If ``text`` is not a legal action.
         """
-
-    def plain_action(self, text: str) -> str:
-        """Convert an action without tags from another program's notation to that of :meth:`text_to_action`.
-
-        Raises:
-            InvalidActionError: If the text is not an action.
-        """
-        return text
 
     @abstractmethod
     def action_to_text(self, action: Any) -> str:

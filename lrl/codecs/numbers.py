@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
@@ -262,16 +262,7 @@ class NumberFormat:
         unused = "ranges" if self.kind == "normalised" else "statistics"
         if getattr(self, unused) is not None:
             raise ValueError(f"numbers.{unused} is set, but numbers.kind is {self.kind!r}; it must be null.")
-        for name, mean, deviation in self._named_pairs("statistics"):
-            if not (math.isfinite(mean) and 0 < deviation < math.inf):
-                raise ValueError(
-                    f"numbers.{name} is {(mean, deviation)}; it must be [mean, deviation] with a positive deviation."
-                )
-        for name, low, high in self._named_pairs("ranges"):
-            if not is_valid_range(low, high):
-                raise ValueError(
-                    f"numbers.{name} is {(low, high)}; it must be [low, high] with low < high and a finite width."
-                )
+        self._check_pairs("statistics" if self.kind == "normalised" else "ranges")
 
     @classmethod
     def parse(cls, text: str) -> NumberFormat:
@@ -295,16 +286,21 @@ class NumberFormat:
         """Configuration key of the pairs of numbers per dimension: ranges, or statistics of normalised numbers."""
         return "numbers.statistics" if self.kind == "normalised" else "numbers.ranges"
 
-    def _named_pairs(self, field: str) -> Iterator[tuple[str, float, float]]:
-        """Yield the key and both numbers of each entry of ``ranges`` or ``statistics``."""
+    def _check_pairs(self, field: str) -> None:
+        """Raise if an entry of ``ranges`` or ``statistics`` is not a pair of suitable numbers."""
         given: Ranges | None = getattr(self, field)
-        lists = given if isinstance(given, Mapping) else {"": given or ()}
-        for key, pairs in lists.items():
+        form = "[low, high] with low < high and a finite width"
+        if field == "statistics":
+            form = "[mean, deviation] with a positive deviation"
+        for key, pairs in (given if isinstance(given, Mapping) else {"": given or ()}).items():
             for index, pair in enumerate(pairs):
+                name = f"numbers.{field}{key and '.'}{key}[{index}]"
                 if not (isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(x, Real) for x in pair)):
-                    raise ValueError(f"numbers.{field}{key and '.'}{key}[{index}] is {pair!r}; it must be two numbers.")
+                    raise ValueError(f"{name} is {pair!r}; it must be two numbers.")
                 first, second = pair
-                yield f"{field}{key and '.'}{key}[{index}]", first, second
+                is_deviation = math.isfinite(first) and 0 < second < math.inf
+                if not (is_deviation if field == "statistics" else is_valid_range(first, second)):
+                    raise ValueError(f"{name} is {(first, second)}; it must be {form}.")
 
     def codec(self, low: ArrayLike, high: ArrayLike, role: str, integer: bool = False) -> NumberCodec:
         """Create the codec for vectors of numbers with given bounds.

@@ -135,36 +135,33 @@ def _pairs_by_path(
     pairs: Ranges | None, leaves: Mapping[str, gym.Space], numbers: NumberFormat, role: str
 ) -> Mapping[str, Sequence[Range]]:
     """Return the ranges or statistics of each Box in a Dict or Tuple by path; a single pair applies to all."""
-    boxes, key = [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)], numbers.pairs_key
+    boxes = [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)]
     if pairs is None:
         return {}
-    if isinstance(pairs, Mapping):
-        unknown = [path for path in pairs if path not in boxes]
-        if unknown:
-            raise ValueError(f"{key} has the key {unknown[0]!r}; the {role} has numbers under {', '.join(boxes)}.")
-        return pairs
-    if len(pairs) > 1:
+    if not isinstance(pairs, Mapping) and len(pairs) == 1:
+        return dict.fromkeys(boxes, pairs)
+    if not isinstance(pairs, Mapping) or not set(pairs) <= set(boxes):
+        has = f"the keys {', '.join(pairs)}" if isinstance(pairs, Mapping) else f"{len(pairs)} entries without keys"
         raise ValueError(
-            f"{key} is a list of {len(pairs)}, but the {role} has numbers under {', '.join(boxes)}; it must "
-            f"be a mapping such as {{{boxes[0]}: [[low, high]]}}."
+            f"{numbers.pairs_key} has {has}, but the {role} has numbers under {', '.join(boxes)}; it must be a mapping "
+            f"such as {{{boxes[0]}: [[low, high]]}}."
         )
-    return dict.fromkeys(boxes, pairs)
+    return pairs
 
 
 def _pairs(
     space: spaces.Box, pairs: Ranges | None, numbers: NumberFormat, role: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return lower and upper ends, or means and deviations, each ``(dimension,)``; None if they are not set."""
-    if isinstance(pairs, Mapping):
-        keys = ", ".join(pairs)
-        raise ValueError(
-            f"{numbers.pairs_key} has the keys {keys}; the {role} is a Box, so it must be a list without keys."
-        )
     if pairs is None:
         return None
     size = int(np.prod(space.shape))
-    if len(pairs) not in (1, size):
-        raise ValueError(f"{numbers.pairs_key} has {len(pairs)} entries; the {role} has {size} dimensions.")
+    if isinstance(pairs, Mapping) or len(pairs) not in (1, size):
+        has = f"the keys {', '.join(pairs)}" if isinstance(pairs, Mapping) else f"{len(pairs)} entries"
+        raise ValueError(
+            f"{numbers.pairs_key} has {has}, but the {role} has {size} dimensions; it must be a list of one pair, or "
+            "of one per dimension."
+        )
     first, second = np.broadcast_to(np.asarray(pairs, dtype=np.float64), (size, 2)).T
     return first, second
 
@@ -203,8 +200,8 @@ class SpaceCodec(TextCodec):
         pairs = self.numbers.ranges or metadata.observation_ranges
         if self.numbers.kind == "normalised":
             pairs = self.numbers.statistics
-        self._observation = format_for_space(observation_space, self.numbers, metadata, "observation", pairs)
-        self._action = format_for_space(action_space, self.numbers, metadata, "action")
+        self.observation_format = format_for_space(observation_space, self.numbers, metadata, "observation", pairs)
+        self.action_format = format_for_space(action_space, self.numbers, metadata, "action")
         self._description = (self.numbers.describe and metadata.task) or metadata.description
         self._metadata, self._action_space = metadata, copy.deepcopy(action_space)
         self.tags_observations = self.numbers.tags and isinstance(observation_space, spaces.Box) and not named
@@ -223,8 +220,8 @@ class SpaceCodec(TextCodec):
     @property
     def description(self) -> str:
         """Description of the task and the format of actions, with ``numbers.describe`` also of observations."""
-        form = self._action.description + ", inside <action></action>" * (self._action.texts is None)
-        observations = f" Observations: {self._observation.description}." if self.numbers.describe else ""
+        form = self.action_format.description + ", inside <action></action>" * (self.action_format.texts is None)
+        observations = f" Observations: {self.observation_format.description}." if self.numbers.describe else ""
         return f"{self._description}{observations} Actions: {form}.".lstrip()
 
     @property
@@ -240,7 +237,7 @@ class SpaceCodec(TextCodec):
     @property
     def action_texts(self) -> tuple[str, ...] | None:
         """Texts of all actions of a Discrete action space; None for any other space."""
-        return self._action.texts
+        return self.action_format.texts
 
     @property
     def action_space(self) -> gym.Space:
@@ -259,8 +256,8 @@ class SpaceCodec(TextCodec):
     @property
     def default_action_text(self) -> str:
         """Text of the first action, of zero clipped to a Box, or of a fixed sample of any other space."""
-        if self._action.texts is not None:
-            return self._action.texts[0]
+        if self.action_format.texts is not None:
+            return self.action_format.texts[0]
         if not isinstance(self._action_space, spaces.Box):
             return self.random_action_text(0.0)
         zero = np.zeros(self._action_space.shape, dtype=self._action_space.dtype)
@@ -268,26 +265,14 @@ class SpaceCodec(TextCodec):
 
     def observation_to_text(self, observation: Any, context: Any = None) -> str:
         """Convert an element of the observation space to text."""
-        text = self._observation.encode(observation)
+        text = self.observation_format.encode(observation)
         return f"<observation>{text}</observation>" if self.tags_observations else text
 
     def text_to_observation(self, text: str) -> Any:
         """Parse an observation, with or without tags."""
         if self.tags_observations:
             text = text.removeprefix("<observation>").removesuffix("</observation>")
-        return self._observation.decode(text)
-
-    def reads_observation(self, text: str) -> bool:
-        """Return whether a quick check finds that a text is an observation."""
-        return self._observation.reads(text)
-
-    def reads_action(self, text: str) -> bool:
-        """Return whether a quick check finds that a text is an action with all numbers in bounds."""
-        return self._action.reads(text)
-
-    def plain_observation(self, text: str) -> str:
-        """Return an observation with plain decimals."""
-        return self._observation.plain(text)
+        return self.observation_format.decode(text)
 
     def text_to_action(self, text: str) -> Any:
         """Parse the name of a Discrete action, or the text inside the action tags.
@@ -295,20 +280,16 @@ class SpaceCodec(TextCodec):
         Raises:
             InvalidActionError: If ``text`` is not a legal action.
         """
-        if self._action.texts is None:
+        if self.action_format.texts is None:
             if not (text.startswith("<action>") and text.endswith("</action>") and len(text) >= 17):
                 raise InvalidActionError("the action must stand inside <action></action>")
             text = text[8:-9]
-        return self._action.decode(text)
-
-    def plain_action(self, text: str) -> str:
-        """Return an action with plain decimals."""
-        return self._action.plain(text)
+        return self.action_format.decode(text)
 
     def action_to_text(self, action: Any) -> str:
         """Convert an action to its name, or to text inside the action tags."""
-        text = self._action.encode(action)
-        return text if self._action.texts is not None else f"<action>{text}</action>"
+        text = self.action_format.encode(action)
+        return text if self.action_format.texts is not None else f"<action>{text}</action>"
 
 
 def describe_quantities(quantities: Sequence[Quantity], qualifier: str = "") -> str:

@@ -18,6 +18,7 @@ import numpy as np
 
 from lrl.codecs.codec import InvalidActionError, TextCodec, clip_to_space
 from lrl.codecs.numbers import NUMBER
+from lrl.codecs.spaces import SpaceCodec
 from lrl.data.minari import MinariDemonstrations
 from lrl.data.sources import Demonstrations, LazyDemonstrations
 from lrl.envs.factory import EnvFactory
@@ -153,14 +154,14 @@ def _is_readable(codec: TextCodec, record: Any, known: Set[str]) -> bool:
         record: object of the line.
         known: actions that were parsed before and are in bounds.
     """
-    if not (isinstance(record, dict) and record.keys() == _KEYS):
+    if not (isinstance(codec, SpaceCodec) and isinstance(record, dict) and record.keys() == _KEYS):
         return False
     observation, action = record["observation"], record["action"]
     if not (isinstance(observation, str) and isinstance(action, str)):
         return False
-    if not codec.reads_observation(observation.removeprefix("<observation>").removesuffix("</observation>")):
+    if not codec.observation_format.reads(observation.removeprefix("<observation>").removesuffix("</observation>")):
         return False
-    return action in known or codec.reads_action(action.removeprefix("<action>").removesuffix("</action>"))
+    return action in known or codec.action_format.reads(action.removeprefix("<action>").removesuffix("</action>"))
 
 
 def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space) -> tuple[str, Any]:
@@ -183,7 +184,8 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
     bare = _OBSERVATION_TAGS.sub("", given)
     text = f"<observation>{bare}</observation>" if codec.tags_observations else bare
     try:
-        observation = _parse(codec.text_to_observation, codec.plain_observation, bare)
+        plain = codec.observation_format.plain if isinstance(codec, SpaceCodec) else str
+        observation = _parse(codec.text_to_observation, plain, bare)
     except ValueError as error:
         raise LookupError(f"observation is {given!r}, which is not in the environment's format: {error}") from error
     if observation is None:
@@ -222,7 +224,8 @@ def _parse_action(codec: TextCodec, text: str) -> Any:
     bare = _ACTION_TAGS.sub("", text)
     words = codec.action_texts
     if words is None:  # codecs of numbers write tags
-        return _parse(lambda plain: codec.text_to_action(f"<action>{plain}</action>"), codec.plain_action, bare)
+        plain = codec.action_format.plain if isinstance(codec, SpaceCodec) else str
+        return _parse(lambda number: codec.text_to_action(f"<action>{number}</action>"), plain, bare)
     if _INTEGER.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
         return int(bare)
     with suppress(InvalidActionError):

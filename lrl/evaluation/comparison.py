@@ -22,8 +22,6 @@ POWER = 0.8
 """Target power: probability of detecting a difference."""
 
 _ALPHA = 0.05
-_LARGE_SAMPLE = 10_000
-"""Number of pairs above which the power of the normal distribution is used."""
 _NODES = 4096
 """Number of points of the numerical integral over the sample's variance."""
 
@@ -60,19 +58,16 @@ class Comparison:
         """Return the standard deviation of the differences; nan for a single pair."""
         return float(self.differences.std(ddof=1)) if len(self.seeds) > 1 else math.nan
 
-    def interval(self, bootstrap: bool | None = None) -> Interval | None:
+    def interval(self, bootstrap: bool) -> Interval | None:
         """Return the 95% interval of the mean difference, or None with fewer than five pairs.
 
-        For bounded values it is a percentile bootstrap over pairs, which stays within the range of the observed
-        differences but is somewhat too narrow for few pairs. Otherwise it is Student's paired interval.
-
         Args:
-            bootstrap: whether to use a bootstrap; None decides by ``bounded``.
+            bootstrap: whether it is a percentile bootstrap over pairs, which stays within the range of the observed
+                differences but is somewhat too narrow for few pairs; otherwise it is Student's paired interval.
         """
         if len(self.seeds) < MIN_SEEDS:
             return None
-        resampled = self.bounded if bootstrap is None else bootstrap
-        return bootstrap_interval(self.differences) if resampled else t_interval(self.differences)
+        return bootstrap_interval(self.differences) if bootstrap else t_interval(self.differences)
 
     def smallest_effect(self) -> float:
         """Return the smallest difference that this many pairs detect with power 0.8; nan for a single pair."""
@@ -127,13 +122,10 @@ def power_of_pairs(effect: float, pairs: int) -> float:
     """
     from scipy.stats import chi2, norm, t
 
-    shift, spread = effect * math.sqrt(pairs), np.ones(1)
-    critical = norm.isf(_ALPHA / 2)
-    if pairs <= _LARGE_SAMPLE:
-        # The noncentral t distribution is computed as a mean over the sample's standard deviation, because that of
-        # scipy 1.17 is nan for some arguments.
-        critical = t.isf(_ALPHA / 2, pairs - 1)
-        spread = np.sqrt(chi2.ppf((np.arange(_NODES) + 0.5) / _NODES, pairs - 1) / (pairs - 1))
+    shift, critical = effect * math.sqrt(pairs), t.isf(_ALPHA / 2, pairs - 1)
+    # The noncentral t distribution is computed as a mean over the sample's standard deviation, because that of scipy
+    # 1.17 is nan for some arguments.
+    spread = np.sqrt(chi2.ppf((np.arange(_NODES) + 0.5) / _NODES, pairs - 1) / (pairs - 1))
     return float(np.mean(norm.cdf(shift - critical * spread) + norm.cdf(-shift - critical * spread)))
 
 
@@ -154,7 +146,7 @@ def pairs_needed(effect: float) -> int:
 
     enough = ((norm.isf(_ALPHA / 2) + norm.isf(1 - POWER)) / effect) ** 2  # with a known standard deviation
     pairs = max(2, math.ceil(enough))
-    while pairs <= _LARGE_SAMPLE and power_of_pairs(effect, pairs) < POWER:  # an estimated deviation needs about 2 more
+    while power_of_pairs(effect, pairs) < POWER:  # an estimated deviation needs about 2 more
         pairs += 1
     return pairs
 

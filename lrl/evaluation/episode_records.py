@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import close_env, shown
 from lrl.envs.text import text_of
@@ -75,7 +74,8 @@ def watch_episode(
     """
     check_seed("seed", seed, index + 1)
     envs = _with_render_mode(env_factory, render_mode).make(1, policy.response_format)
-    episode, native, codec = np.array([index]), policy.response_format is None, _codec(policy)
+    episode, native, codec = np.array([index]), policy.response_format is None, policy.codec
+    assert codec is not None, "connect() comes first"
     try:
         runner = EnvRunner(policy, envs)
         runner.reset(seed + episode, episode)
@@ -103,11 +103,16 @@ def watch_episode(
 
 def render_modes(env_factory: EnvFactory) -> tuple[str, ...]:
     """Return the render modes of an environment; none if it is not a registered environment."""
+    return tuple(_metadata(env_factory).get("render_modes") or ())
+
+
+def _metadata(env_factory: EnvFactory) -> dict[str, Any]:
+    """Return Gymnasium's metadata of an environment; empty if it is not a registered environment."""
     if not isinstance(env_factory, GymnasiumEnvs):
-        return ()
+        return {}
     env = env_factory.make_native()
     close_env(env)
-    return tuple(env.metadata.get("render_modes") or ())
+    return env.metadata
 
 
 def film(
@@ -126,12 +131,11 @@ def film(
     Raises:
         ValueError: If the environment cannot be rendered, or no video can be written.
     """
-    _check_video_writer()
+    for name in ("imageio", "imageio_ffmpeg"):
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
     turns = list(watch_episode(policy, env_factory, index, seed, sampling, "rgb_array"))
-    assert isinstance(env_factory, GymnasiumEnvs)
-    env = env_factory.make_native()
-    close_env(env)
-    write_video([np.asarray(turn.picture) for turn in turns], path, env.metadata.get("render_fps", 10))
+    write_video([np.asarray(turn.picture) for turn in turns], path, _metadata(env_factory).get("render_fps", 10))
     return len(turns)
 
 
@@ -147,17 +151,6 @@ def write_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     imageio.v2.mimwrite(path, [*frames], fps=fps, macro_block_size=2)  # H.264 requires even sizes
-
-
-def _check_video_writer() -> None:
-    """Check that the packages are installed, before the episode is played.
-
-    Raises:
-        ValueError: If a package is not installed.
-    """
-    for name in ("imageio", "imageio_ffmpeg"):
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
 
 
 def _with_render_mode(env_factory: EnvFactory, render_mode: str | None) -> EnvFactory:
@@ -207,9 +200,3 @@ def _render(envs: VectorEnv, render_mode: str | None) -> Picture:
     if render_mode == "rgb_array" and not isinstance(picture, np.ndarray):
         raise ValueError(f"{name} rendered {shown(picture)} as rgb_array; it must be an array of pixels.")
     return picture
-
-
-def _codec(policy: Actor) -> TextCodec:
-    """Return the codec of a connected policy."""
-    assert policy.codec is not None, "connect() comes first"
-    return policy.codec

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -275,12 +275,8 @@ def merge(parts: Sequence[EpisodeResults]) -> EpisodeResults:
     order = np.argsort(np.concatenate([part.index for part in parts]), kind="stable")
     names = ("index", "returns", "lengths", "successes", "invalid_actions")
     arrays = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in names}
-    has_success = any(part.has_success for part in parts)
-    seconds = max(part.seconds for part in parts)
-    first = parts[0]
-    return EpisodeResults(
-        seed=first.seed, seconds=seconds, has_success=has_success, success_at=first.success_at, **arrays
-    )
+    has_success, seconds = any(part.has_success for part in parts), max(part.seconds for part in parts)
+    return replace(parts[0], seconds=seconds, has_success=has_success, **arrays)
 
 
 def gather(results: EpisodeResults) -> EpisodeResults:

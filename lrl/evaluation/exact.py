@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
-from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.codecs.codec import InvalidActionError
 from lrl.codecs.toy_text import Desc, FrozenLakeCodec, get_desc
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import close_env
@@ -166,48 +167,23 @@ def exact_evaluation(
         seed: seed of the responses.
     """
     states = [(number, state) for number, lake in enumerate(lakes) for state in lake.states]
-    observations = [_observed(policy, state, lakes[number]) for number, state in states]
-    repeated = [observation for observation in observations for _ in range(samples)]
-    actions = _actions(policy, repeated, sampling, samples, seed)
-    decisions = [np.zeros((lake.table.num_states, lake.table.num_actions)) for lake in lakes]
-    for place, action in enumerate(actions):
-        number, state = states[place // samples]
-        if action is not None:
-            decisions[number][state, action] += 1 / samples
-    return ExactResults(lakes=lakes, decisions=decisions)
-
-
-def _observed(policy: Actor, state: int, lake: Lake) -> str | int:
-    """Return the observation of a state: its text, or its index if the policy acts natively."""
-    return state if policy.response_format is None else _codec_of(policy).observation_to_text(state, lake.desc)
-
-
-def _actions(
-    policy: Actor, observed: Sequence[str | int], sampling: SamplingConfig | None, samples: int, seed: int
-) -> list[int | None]:
-    """Return one action for each observation; None for invalid responses."""
-    sampling = policy.sampling_at(0.0) if sampling is None else sampling
-    actions: list[int | None] = []
-    for begin in range(0, len(observed), _CHUNK):
-        chunk = np.arange(begin, min(begin + _CHUNK, len(observed)))
-        keys = RandomKeys(seed=seed, purpose="exact", collection=0, env=chunk // samples, turn=chunk % samples)
-        observations = [observed[index] for index in chunk.tolist()]
-        decided = policy.act(observations, [()] * len(chunk), keys, sampling).actions
-        actions += [_parsed(policy, action) for action in decided]
-    return actions
-
-
-def _codec_of(policy: Actor) -> TextCodec:
-    """Return the policy's codec, or that of FrozenLake if the policy plays in an environment at a URL."""
     assert policy.codec is not None
-    return policy.codec if isinstance(policy.codec.unwrapped, FrozenLakeCodec) else FrozenLakeCodec()
-
-
-def _parsed(policy: Actor, action: Any) -> int | None:
-    """Return the index of a native action, or of the action in a response; None if the response is invalid."""
-    if policy.response_format is None:
-        return int(action)
-    try:
-        return _codec_of(policy).text_to_action(get_response_format(policy.response_format).extract(action))
-    except InvalidActionError:
-        return None
+    # A policy that plays in an environment at a URL has another codec than FrozenLake's.
+    codec = policy.codec if isinstance(policy.codec.unwrapped, FrozenLakeCodec) else FrozenLakeCodec()
+    form = None if policy.response_format is None else get_response_format(policy.response_format)
+    observations = [
+        state if form is None else codec.observation_to_text(state, lakes[number].desc) for number, state in states
+    ]
+    sampling = policy.sampling_at(0.0) if sampling is None else sampling
+    decisions = [np.zeros((lake.table.num_states, lake.table.num_actions)) for lake in lakes]
+    for begin in range(0, len(states) * samples, _CHUNK):
+        chunk = np.arange(begin, min(begin + _CHUNK, len(states) * samples))
+        row = chunk // samples
+        keys = RandomKeys(seed=seed, purpose="exact", collection=0, env=row, turn=chunk % samples)
+        asked = [observations[index] for index in row.tolist()]
+        for index, action in zip(row, policy.act(asked, [()] * len(chunk), keys, sampling).actions, strict=True):
+            number, state = states[index]
+            with suppress(InvalidActionError):  # an invalid response is no decision
+                chosen = int(action) if form is None else codec.text_to_action(form.extract(action))
+                decisions[number][state, chosen] += 1 / samples
+    return ExactResults(lakes=lakes, decisions=decisions)

@@ -46,7 +46,6 @@ class Curve:
     """Holds one metric averaged over several runs."""
 
     label: str
-    num_runs: int
     clock: np.ndarray
     """float64 ``(point,)``."""
     centre: np.ndarray
@@ -57,6 +56,11 @@ class Curve:
     """Upper bound, ``(point,)``."""
     runs: np.ndarray
     """Values of the single runs, ``(run, point)``."""
+
+    @property
+    def num_runs(self) -> int:
+        """Return the number of runs."""
+        return len(self.runs)
 
 
 def metrics_file(run: Path) -> Path:
@@ -130,7 +134,7 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
     if len(runs) >= MIN_SEEDS:
         lower, upper = bootstrap_bounds((values,), reduce, resamples=_RESAMPLES)  # whole runs are resampled
     centre = reduce(values, axis=0)
-    return Curve(label=label, num_runs=len(runs), clock=clock, centre=centre, lower=lower, upper=upper, runs=values)
+    return Curve(label=label, clock=clock, centre=centre, lower=lower, upper=upper, runs=values)
 
 
 def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:

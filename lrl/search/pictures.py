@@ -187,9 +187,7 @@ def progress_curve(method: str, records: Sequence[dict[str, Any]]) -> Curve:
     lower, upper = values.min(0), values.max(0)
     if len(runs) >= MIN_SEEDS:
         lower, upper = bootstrap_bounds((values,), np.mean, resamples=_RESAMPLES)
-    return Curve(
-        label=method, num_runs=len(runs), clock=clock, centre=values.mean(0), lower=lower, upper=upper, runs=values
-    )
+    return Curve(label=method, clock=clock, centre=values.mean(0), lower=lower, upper=upper, runs=values)
 
 
 def draw_progress(records: Records, path: Path) -> None:

@@ -11,7 +11,8 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,16 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
 
-    def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that adds its time to a part."""
-
-        def call(*arguments: Any, **named: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return function(*arguments, **named)
-            finally:
-                self.seconds[part] += time.perf_counter() - started
-
-        return call
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time of the block to a part; also decorates functions."""
+        started = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - started
 
     def watch(self, owner: Any, method: str, part: str) -> None:
         """Measure a method from now on."""
-        setattr(owner, method, self.timed(part, getattr(owner, method)))
+        setattr(owner, method, self.timed(part)(getattr(owner, method)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,12 +96,14 @@ def _measure(repeats: int, frozen: bool) -> tuple[dict[str, list[float]], dict[s
         watch.seconds.clear()
         with sdpa_kernel(SDPBackend.MATH):
             weights, pieces = module.actor_parameters(), batch.split(chunk)
-            improve = watch.timed("surrogate, its gradient, the old policy", module._surrogate_and_gradient)
-            _, gradient, old = improve(pieces, weights, float(len(batch)))
-            product = watch.timed("graph of Fisher's products", module._fisher_product)(batch, weights)
-            solve = watch.timed("conjugate gradient", conjugate_gradient)
-            solve(product, gradient, module.natural_gradient.cg_iterations)
-            watch.timed("one look of the line search", module._surrogate_and_kl)(pieces, old, float(len(batch)))
+            with watch.timed("surrogate, its gradient, the old policy"):
+                _, gradient, old = module._surrogate_and_gradient(pieces, weights, float(len(batch)))
+            with watch.timed("graph of Fisher's products"):
+                product = module._fisher_product(batch, weights)
+            with watch.timed("conjugate gradient"):
+                conjugate_gradient(product, gradient, module.natural_gradient.cg_iterations)
+            with watch.timed("one look of the line search"):
+                module._surrogate_and_kl(pieces, old, float(len(batch)))
         spent = {part: watch.seconds[part] for part in watch.seconds if part not in parts}
         for seconds, seen in ((rollouts, parts), (updates, spent)):
             for part, value in seen.items() if repeat else ():

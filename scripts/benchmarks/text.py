@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,23 +24,17 @@ from lrl.prompts import get_response_format
 ENVS = ("CartPole-v1", "lrl/BabyAI-GoToLocal-v0")
 
 
-class Walk:
-    """One environment and the actions that are taken in it."""
-
-    def __init__(self, env: Any, actions: list[Any]) -> None:
-        self.env, self.actions = env, actions
-
-    def __call__(self) -> float:
-        """Return steps per second, without resets."""
-        taken = 0.0
-        self.env.reset(seed=0)
-        for action in self.actions:
-            started = time.perf_counter()
-            *_, terminated, truncated, _ = self.env.step(action)
-            taken += time.perf_counter() - started
-            if terminated or truncated:
-                self.env.reset()
-        return len(self.actions) / taken
+def steps_per_second(env: Any, actions: list[Any]) -> float:
+    """Take the actions in an environment; return steps per second, without resets."""
+    taken = 0.0
+    env.reset(seed=0)
+    for action in actions:
+        started = time.perf_counter()
+        *_, terminated, truncated, _ = env.step(action)
+        taken += time.perf_counter() - started
+        if terminated or truncated:
+            env.reset()
+    return len(actions) / taken
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,10 +49,10 @@ def measure(env_id: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one environment."""
     envs, form = GymnasiumEnvs(env_id), get_response_format(options.response_format)
     texts = [envs.codec.random_action_text(uniform) for uniform in np.random.default_rng(0).random(options.steps)]
-    text = Walk(
-        TextEnv(envs.make_native(), envs.codec, options.response_format), [form.render(t, "I see") for t in texts]
-    )
-    native = Walk(NativeEnv(envs.make_native()), [envs.codec.text_to_action(t) for t in texts])
+    text_env = TextEnv(envs.make_native(), envs.codec, options.response_format)
+    text = partial(steps_per_second, text_env, [form.render(t, "I see") for t in texts])
+    native_env = NativeEnv(envs.make_native())
+    native = partial(steps_per_second, native_env, [envs.codec.text_to_action(t) for t in texts])
     rates, native_rates = alternate(text, native, options.repeats)
     costs = [1e6 / own - 1e6 / other for own, other in zip(rates, native_rates, strict=True)]
     middle = {name: 1e6 / statistics.median(each) for name, each in (("text", rates), ("native", native_rates))}

@@ -69,19 +69,18 @@ def keep(
         note: A note for the file.
     """
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
-    ignored = {"clocks": clocks, "window": window}
-    if rows is not None:
-        if rows < 1 or label is None:
-            raise ValueError(f"--rows is {rows}; it must be positive and come with a --label, the name of its line.")
-        _check_unused("rows", **ignored, twin=twin or None, drawn=drawn)
-    elif twin:
-        if drawn in (None, metric):
-            raise ValueError(f"--twin is given and --drawn is {drawn}; it must be another metric.")
-        _check_unused("twin", **ignored, baseline=baseline, label=label)
-    about: dict[str, Any] = {"title": title, "machine": machine, "baselines": baselines, "note": note}
-    about |= {"twin": True} if twin else {}
-    given = {"label": label, "window": window, "picture": picture, "clocks": clocks, "bar": bar}
+    if rows is not None and (rows < 1 or label is None):
+        raise ValueError(f"--rows is {rows}; it must be positive and come with a --label, the name of its line.")
+    given = {"twin": twin or None, "label": label, "window": window, "picture": picture, "clocks": clocks, "bar": bar}
     given |= {"bounds": bounds and list(bounds), "rows": rows}
+    figure = "rows" if rows is not None else "twin" if twin else ""
+    ignored = {"rows": ("clocks", "window", "twin", "drawn"), "twin": ("clocks", "window", "baseline", "label")}
+    for name in ignored.get(figure, ()):
+        if (given | {"drawn": drawn, "baseline": baseline})[name] is not None:
+            raise ValueError(f"--{name} is given, which the figure of --{figure} does not read; leave it out.")
+    if twin and drawn in (None, metric):
+        raise ValueError(f"--twin is given and --drawn is {drawn}; it must be another metric.")
+    about: dict[str, Any] = {"title": title, "machine": machine, "baselines": baselines, "note": note}
     about |= {key: value for key, value in given.items() if value is not None}
     path = RESULTS / f"{name}.json"
     result = about | summarise(runs, metric, drawn, reach)
@@ -91,17 +90,6 @@ def keep(
     with write_whole(path) as file:
         file.write(result_text(result))
     print(f"wrote {path}")
-
-
-def _check_unused(figure: str, **options: Any) -> None:
-    """Raise for options that the figure of ``--rows`` or ``--twin`` would not read.
-
-    Raises:
-        ValueError: If one of them is given.
-    """
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"--{name} is given, which the figure of --{figure} does not read; leave it out.")
 
 
 def write() -> None:

@@ -207,17 +207,13 @@ def _values_of_prefixes(
 # :mod:`lrl.training` computes advantages from the rewards, and these are compared with the exact ``A(s, a)`` of the
 # policy over all sampled tokens: token by token, and after averaging over equal choices in the same state.
 
-_GROUPED: Mapping[str, tuple[Literal["episode", "turn", "step", "grouped_gae"], str]] = {
-    "episode groups (GRPO)": ("episode", "group_std"),
-    "episode groups, not scaled": ("episode", "none"),
-    "turns of the same number": ("turn", "group_std"),
-    "turns of the same number, not scaled": ("turn", "none"),
-    "step groups (GiGPO)": ("step", "group_std"),
-    "step groups, not scaled": ("step", "none"),
-    "grouped GAE (GAGPO)": ("grouped_gae", "group_std"),
-    "grouped GAE, not scaled": ("grouped_gae", "none"),
+_GROUPED: Mapping[Literal["episode", "turn", "step", "grouped_gae"], tuple[str, str]] = {
+    "episode": ("episode groups", " (GRPO)"),
+    "turn": ("turns of the same number", ""),
+    "step": ("step groups", " (GiGPO)"),
+    "grouped_gae": ("grouped GAE", " (GAGPO)"),
 }
-"""Estimators without a critic: kind of credit, and what centred returns are divided by."""
+"""Estimators without a critic: kind of credit to its name, and the algorithm that divides by the standard deviation."""
 _CRITICS = ("exact critic", "critic of zeros")
 _WITH_CRITIC: tuple[Literal["turn", "token", "nested", "bandit"], ...] = ("turn", "token", "nested", "bandit")
 
@@ -271,13 +267,14 @@ def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str
         gae_lambda: GAE lambda per turn.
     """
     rollout, found = sample.rollout, dict[str, Tensor]()
-    for name, (kind, scale) in _GROUPED.items():
-        episode = group_advantages(rollout.returns, rollout.group, scale)
+    for kind, (name, algorithm) in _GROUPED.items():
         discounts = {} if kind == "episode" else {"gamma": gamma}
         if kind == "grouped_gae":
             discounts["gae_lambda"] = gae_lambda
-        turns = GroupCreditConfig(kind=kind, **discounts).estimate(rollout, episode, scale)
-        found[name] = turns[..., None] * rollout.response_mask
+        for scale, full_name in (("group_std", name + algorithm), ("none", f"{name}, not scaled")):
+            episode = group_advantages(rollout.returns, rollout.group, scale)
+            turns = GroupCreditConfig(kind=kind, **discounts).estimate(rollout, episode, scale)
+            found[full_name] = turns[..., None] * rollout.response_mask
     assert rollout.values is not None
     for critic, values in zip(_CRITICS, (rollout.values, torch.zeros_like(rollout.values)), strict=True):
         for kind in _WITH_CRITIC:

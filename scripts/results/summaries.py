@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -206,23 +207,13 @@ def rows_curve(
         bounds: Range of the metric, for which a bootstrap interval is used; None uses Student's interval.
     """
     rows = sorted(values_by_rows)
-    most = max(len(values) for values in values_by_rows.values())
-    runs = np.full((most, len(rows)), np.nan)
+    runs = np.array(list(zip_longest(*(values_by_rows[count] for count in rows), fillvalue=np.nan)))
     interval = np.full((2, len(rows)), np.nan)
-    for point, count in enumerate(rows):
-        values = values_by_rows[count]
-        runs[: len(values), point] = values
+    for point, values in enumerate(values_by_rows[count] for count in rows):
         if len(values) >= MIN_SEEDS:
             interval[:, point] = t_interval(values) if bounds is None else bootstrap_interval(values)
-    return Curve(
-        label=label,
-        num_runs=most,
-        clock=np.array(rows, dtype=np.float64),
-        centre=np.nanmean(runs, axis=0),
-        lower=interval[0],
-        upper=interval[1],
-        runs=runs,
-    )
+    clock, centre = np.array(rows, dtype=np.float64), np.nanmean(runs, axis=0)
+    return Curve(label=label, clock=clock, centre=centre, lower=interval[0], upper=interval[1], runs=runs)
 
 
 def draw_rows(results: Sequence[dict[str, Any]], path: Path) -> Path:

@@ -47,7 +47,7 @@ def test_every_mujoco_body_of_gymnasium_is_in_the_table():
 def test_every_number_of_observations_and_actions_of_a_body_is_described(id):
     native = GymnasiumEnvs(id).make_native()
     codec = codec_for(native, INTEGERS)
-    observed, acted = codec._observation.details, codec._action.details
+    observed, acted = codec.observation_format.details, codec.action_format.details
     for details, space in ((observed, native.observation_space), (acted, native.action_space)):
         listed = details.removesuffix(f", {BINS}").replace(", from", " from")
         names = [name for part in listed.split("), ") for name in part.split(" (")[0].split(", ")]

@@ -158,7 +158,7 @@ def test_an_unsupported_space_raises():
 
 
 def test_a_wrong_number_of_ranges_raises():
-    with pytest.raises(ValueError, match="numbers.ranges has 3 entries; the observation has 6"):
+    with pytest.raises(ValueError, match="numbers.ranges has 3 entries, but the observation has 6"):
         SpaceCodec(BOX, spaces.Discrete(2), NumberFormat(kind="integers", ranges=[(0.0, 1.0)] * 3))
 
 
@@ -190,12 +190,12 @@ DICT = spaces.Dict({"a": spaces.Box(-np.inf, np.inf, (2,)), "b": spaces.Discrete
 @pytest.mark.parametrize(
     ("space", "ranges", "sentence"),
     [
-        (DICT, {"c": [(0.0, 1.0)]}, "numbers.ranges has the key 'c'; the observation has numbers under a"),
-        (DICT, {"b": [(0.0, 1.0)]}, "numbers.ranges has the key 'b'"),
-        (DICT, [(0.0, 1.0)] * 2, r"is a list of 2, .*; it must be a mapping such as \{a: \[\[low, high\]\]\}"),
-        (DICT, {"a": [(0.0, 1.0)] * 3}, "numbers.ranges has 3 entries; the observation a has 2 dimensions"),
+        (DICT, {"c": [(0.0, 1.0)]}, "numbers.ranges has the keys c, but the observation has numbers under a"),
+        (DICT, {"b": [(0.0, 1.0)]}, "numbers.ranges has the keys b"),
+        (DICT, [(0.0, 1.0)] * 2, r"has 2 entries without keys, .* mapping such as \{a: \[\[low, high\]\]\}"),
+        (DICT, {"a": [(0.0, 1.0)] * 3}, "numbers.ranges has 3 entries, but the observation a has 2 dimensions"),
         (DICT, None, r"observation a: dimension 0 goes from -inf to inf.*set numbers.ranges to \{a: one \[low, high\]"),
-        (BOX, {"a": [(0.0, 1.0)]}, "numbers.ranges has the keys a; the observation is a Box"),
+        (BOX, {"a": [(0.0, 1.0)]}, "numbers.ranges has the keys a, but the observation has 6 dimensions"),
         (spaces.Discrete(3), [(0.0, 1.0)], "numbers.ranges is set, but the observation space is Discrete"),
     ],
 )
@@ -257,9 +257,9 @@ def test_normalised_numbers_of_a_dict_have_statistics_by_key():
     ("space", "statistics", "complaint"),
     [
         (BOX, None, "numbers.statistics lacks the observation; .* lrl collect --statistics prints"),
-        (BOX, [(0.0, 1.0)] * 2, "numbers.statistics has 2 entries; the observation has 6 dimensions"),
+        (BOX, [(0.0, 1.0)] * 2, "numbers.statistics has 2 entries, but the observation has 6 dimensions"),
         (spaces.Dict({"a": BOX, "b": BOX}), {"a": [(0.0, 1.0)]}, "numbers.statistics lacks the observation b"),
-        (spaces.Dict({"a": BOX}), {"c": [(0.0, 1.0)]}, "numbers.statistics has the key 'c'"),
+        (spaces.Dict({"a": BOX}), {"c": [(0.0, 1.0)]}, "numbers.statistics has the keys c"),
         (spaces.Discrete(3), [(0.0, 1.0)], "numbers.statistics is set, but the observation space is Discrete"),
     ],
 )

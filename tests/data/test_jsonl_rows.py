@@ -276,9 +276,9 @@ def test_a_line_that_is_recognised_by_its_form_can_be_parsed_and_is_not_clipped(
     for first in TEXTS_OF_NUMBERS:
         for second in TEXTS_OF_NUMBERS:
             text = f"{first}, {second}"
-            if env.codec.reads_observation(text):
+            if env.codec.observation_format.reads(text):
                 parse_observation(env.codec, {"observation": text}, box)
-            if env.codec.reads_action(text):
+            if env.codec.action_format.reads(text):
                 assert parse_action(env.codec, {"action": text}, box)[1] == 0
                 recognised += 1
     assert 1 <= recognised < len(TEXTS_OF_NUMBERS) ** 2

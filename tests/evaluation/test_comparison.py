@@ -16,7 +16,7 @@ def test_five_pairs_by_hand():
     result = compare(OURS, THEIRS, bounded=False)
     assert result.mean == 2 and result.standard_deviation == pytest.approx(math.sqrt(0.5))
     half = 2.7764 * math.sqrt(0.5 / 5)
-    assert result.interval() == pytest.approx((2 - half, 2 + half), abs=1e-4)
+    assert result.interval(False) == pytest.approx((2 - half, 2 + half), abs=1e-4)
     assert result.pairs_needed() == 4 and result.smallest_effect() < 2
 
 
@@ -24,7 +24,7 @@ def test_the_paired_interval_is_that_of_scipys_paired_t_test():
     ours, theirs = np.random.default_rng(0).normal(size=(2, 12))
     expected = ttest_rel(ours, theirs).confidence_interval(0.95)
     result = compare(dict(enumerate(ours)), dict(enumerate(theirs)), bounded=False)
-    assert result.interval() == pytest.approx((expected.low, expected.high))
+    assert result.interval(False) == pytest.approx((expected.low, expected.high))
 
 
 def test_the_interval_of_a_bounded_figure_is_scipys_paired_bootstrap_and_stays_in_range():
@@ -38,9 +38,9 @@ def test_the_interval_of_a_bounded_figure_is_scipys_paired_bootstrap_and_stays_i
         method="percentile",
         rng=np.random.default_rng(1),
     ).confidence_interval
-    low, high = result.interval()
+    low, high = result.interval(True)
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.02)
-    assert high <= 1 < compare(dict(enumerate(ours)), dict(enumerate(theirs)), bounded=False).interval()[1]
+    assert high <= 1 < compare(dict(enumerate(ours)), dict(enumerate(theirs)), bounded=False).interval(False)[1]
 
 
 @pytest.mark.parametrize(("effect", "pairs"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10)])
@@ -77,10 +77,10 @@ def test_seeds_without_a_partner_are_left_out():
 
 def test_few_or_equal_pairs_have_no_interval_and_no_division_by_zero():
     four = compare({seed: OURS[seed] for seed in range(4)}, THEIRS, bounded=True)
-    assert four.interval() is None and four.smallest_effect() > 0
+    assert four.interval(False) is None and four.smallest_effect() > 0
     one = compare({0: 1.0}, {0: 0.5}, bounded=True)
     assert math.isnan(one.smallest_effect()) and math.isnan(one.pairs_needed())
     equal = compare(OURS, OURS, bounded=True)
-    assert equal.interval() == (0, 0) and equal.pairs_needed() == math.inf
+    assert equal.interval(False) == (0, 0) and equal.pairs_needed() == math.inf
     shifted = compare(OURS, {seed: value - 1 for seed, value in OURS.items()}, bounded=False)
-    assert shifted.interval() == (1, 1) and shifted.pairs_needed() == 2 and shifted.smallest_effect() == 0
+    assert shifted.interval(False) == (1, 1) and shifted.pairs_needed() == 2 and shifted.smallest_effect() == 0
