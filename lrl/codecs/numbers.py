@@ -43,10 +43,6 @@ class NumberCodec(ABC):
     """Abstract base class that converts vectors of ``size`` numbers to texts and back."""
 
     size: int
-    pattern = r"-?[0-9]{1,20}(?:\.[0-9]+)?(?:[eE][-+]?[0-9]{1,2})?"
-    """Regular expression of finite numbers that :meth:`decode` reads, if need be after :func:`plain_numbers`."""
-    bounded = False
-    """Whether every text of this pattern stands for a number in bounds."""
 
     @abstractmethod
     def encode(self, values: Sequence[float]) -> list[str]:
@@ -107,8 +103,6 @@ class NormalisedCodec(DecimalCodec):
         precision: the number of digits after the decimal point.
     """
 
-    pattern = r"-?[0-9]{1,20}\.[0-9]+"  # a number without a point may be an integer from 0 to 999
-
     def __init__(self, mean: ArrayLike, deviation: ArrayLike, precision: int = 3) -> None:
         self.mean, self.deviation = np.asarray(mean, dtype=np.float64), np.asarray(deviation, dtype=np.float64)
         super().__init__(len(self.mean), precision)
@@ -137,8 +131,6 @@ class BinCodec(NumberCodec):
     Raises:
         ValueError: If a range or its width is not finite.
     """
-
-    pattern, bounded = _BIN.pattern, True
 
     def __init__(self, low: ArrayLike, high: ArrayLike, role: str = "numbers", integer: bool = False) -> None:
         self.low, self.high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from numpy.typing import ArrayLike
 
 from lrl.codecs.codec import InvalidActionError, clip_to_box
-from lrl.codecs.numbers import NormalisedCodec, NumberCodec, plain_numbers, split_numbers
+from lrl.codecs.numbers import NumberCodec, plain_numbers, split_numbers
 
 
 class SpaceFormat(ABC):
@@ -35,13 +35,6 @@ class SpaceFormat(ABC):
         Raises:
             InvalidActionError: If ``text`` does not represent an element.
         """
-
-    def reads(self, text: str) -> bool:
-        """Return whether a quick check finds that :meth:`decode` reads a text or :meth:`plain` of it, within bounds.
-
-        False means that only decoding the text can decide.
-        """
-        return False
 
     def plain(self, text: str) -> str:
         """Convert another program's text for :meth:`decode`: plain decimals, without surrounding whitespace."""
@@ -85,10 +78,6 @@ class DiscreteFormat(SpaceFormat):
         if position not in range(len(self.texts)):
             raise ValueError(f"{value} is not an integer from {self._start} to {self._start + len(self.texts) - 1}.")
         return self.texts[position]
-
-    def reads(self, text: str) -> bool:
-        """Return whether a text is the name of an element."""
-        return text in self._index
 
     def decode(self, text: str) -> int:
         """Return the element that is named exactly ``text``."""
@@ -160,9 +149,6 @@ class BoxFormat(SpaceFormat):
         elif names is not None and details:
             form = "lines, each a name and its number"
         self.description = f"{numbers.size} {form}{details and ': '}{details}"
-        before = [""] * numbers.size if names is None else [re.escape(f"{name} ") for name in names]
-        self._readable = re.compile(f"{separator} *".join([f"{name}({numbers.pattern})" for name in before]))
-        self._bounds = [*zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)]
 
     def encode(self, value: ArrayLike) -> str:
         """Write all numbers of an array of the space's shape, in C order."""
@@ -170,14 +156,6 @@ class BoxFormat(SpaceFormat):
         if self._names is None:
             return self._separator.join(texts)
         return self._separator.join([f"{name} {text}" for name, text in zip(self._names, texts)])
-
-    def reads(self, text: str) -> bool:
-        """Return whether a text has one number per dimension, in bounds unless the numbers are normalised."""
-        found = self._readable.fullmatch(text.strip())
-        if found is None or self._numbers.bounded:
-            return found is not None
-        pairs = zip(map(float, found.groups()), self._bounds)
-        return isinstance(self._numbers, NormalisedCodec) or all(low <= number <= high for number, (low, high) in pairs)
 
     def decode(self, text: str) -> np.ndarray:
         """Parse one number per dimension, after its name if names are given; the array has the space's shape.

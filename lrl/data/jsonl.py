@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -30,9 +30,6 @@ from lrl.registry import register
 from lrl.types import Demonstration, Item, LazySequence, NativeTurn
 
 _ACTION_TAGS = re.compile(r"^\s*<action>|</action>\s*$")
-_KEYS = {"observation", "action"}
-_MAX_KNOWN = 10_000
-"""Maximum number of distinct actions that are cached while a file is checked."""
 _BIN = re.compile(r"0|[1-9][0-9]{0,2}")
 _INTEGER = re.compile(r"\s*-?[0-9]{1,18}\s*", re.ASCII)
 _OBSERVATION_TAGS = re.compile(r"^\s*<observation>|</observation>\s*$")
@@ -105,8 +102,6 @@ class JsonlLines(LazySequence[Item]):
     def check(self, codec: TextCodec, space: gym.Space, *keys: str) -> None:
         """Parse every selected line once, and log how many actions are clipped.
 
-        Lines with plain numbers and names are recognised by their format, which is faster.
-
         Args:
             codec: codec of the environment.
             space: native action space.
@@ -115,22 +110,15 @@ class JsonlLines(LazySequence[Item]):
         Raises:
             ValueError: If a line cannot be parsed.
         """
-        clipped, first, known = 0, 0, set[str]()
+        clipped, first = 0, 0
         with Path(self.path).open("rb") as file:
             for number, start, length in self._lines.tolist():
                 file.seek(start)
-                line = file.read(length)
                 with self._readable_errors(number):
-                    record = json.loads(line)
-                    if _is_readable(codec, record, known):
-                        continue
+                    record = json.loads(file.read(length))
                     self._parse(record)
-                    if "action" not in record:
-                        continue
-                    if parse_action(codec, record, space, *keys)[1]:
+                    if "action" in record and parse_action(codec, record, space, *keys)[1]:
                         clipped, first = clipped + 1, first or number
-                    elif len(known) < _MAX_KNOWN:
-                        known.add(record["action"])
         if clipped:
             message = "%s: %d of %d actions are out of the bounds of %s and are clipped; the first is in line %d."
             logging.getLogger("lrl").warning(message, self.path, clipped, len(self), space, first)
@@ -144,24 +132,6 @@ class JsonlLines(LazySequence[Item]):
             raise ValueError(f"{self.path}, line {number}: it is not a valid JSON object ({error}).") from error
         except LookupError as error:
             raise ValueError(f"{self.path}, line {number}: {error.args[0]}.") from error
-
-
-def _is_readable(codec: TextCodec, record: Any, known: Set[str]) -> bool:
-    """Return whether a quick check shows that the codec can read a line.
-
-    Args:
-        codec: codec of the environment.
-        record: object of the line.
-        known: actions that were parsed before and are in bounds.
-    """
-    if not (isinstance(codec, SpaceCodec) and isinstance(record, dict) and record.keys() == _KEYS):
-        return False
-    observation, action = record["observation"], record["action"]
-    if not (isinstance(observation, str) and isinstance(action, str)):
-        return False
-    if not codec.observation_format.reads(observation.removeprefix("<observation>").removesuffix("</observation>")):
-        return False
-    return action in known or codec.action_format.reads(action.removeprefix("<action>").removesuffix("</action>"))
 
 
 def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space) -> tuple[str, Any]:

@@ -79,8 +79,6 @@ class RolloutDataModule(RunDataModule):
         self._restored_episodes: dict[str, Any] | None = None
         """State of the current episodes in the checkpoint from which the run is resumed."""
         self._batch: TurnBatch | None = None
-        self._counted: tuple[int, int, tuple[int, int]] = (-1, -1, (0, 0))
-        """Cache of :meth:`step_sizes`: collection, first minibatch of the optimiser step, and its sizes."""
         self._shuffled: tuple[int, int, list[torch.Tensor]] = (-1, -1, [])
         """Cache of the last shuffled pass: collection, pass, and turns of each minibatch."""
 
@@ -112,8 +110,8 @@ class RolloutDataModule(RunDataModule):
         self._hold(batch)
 
     def _hold(self, batch: TurnBatch) -> None:
-        """Store the turns of a collection, and clear the caches."""
-        self._batch, self._counted, self._shuffled = batch, (-1, -1, (0, 0)), (-1, -1, [])
+        """Store the turns of a collection, and clear the cache of shuffled turns."""
+        self._batch, self._shuffled = batch, (-1, -1, [])
 
     def count_minibatch(self) -> None:
         """Count one more minibatch of the collection as trained."""
@@ -181,13 +179,10 @@ class RolloutDataModule(RunDataModule):
         """
         assert self._batch is not None
         start, batch = index - index % accumulated, self._batch
-        if self._counted[:2] != (self.collection, start):
-            limit = self.minibatches_per_collection if self.trainer is None else int(self.trainer.num_training_batches)
-            step = range(start, min(start + accumulated, limit))
-            masks = [batch.response_mask[self._members(batch, minibatch)] for minibatch in step]
-            sizes = sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
-            self._counted = self.collection, start, sizes
-        return self._counted[2]
+        limit = self.minibatches_per_collection if self.trainer is None else int(self.trainer.num_training_batches)
+        step = range(start, min(start + accumulated, limit))
+        masks = [batch.response_mask[self._members(batch, minibatch)] for minibatch in step]
+        return sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
 
     def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
         """Return the shuffled order of turns, int64 ``(turn,)``, in which turns with equal prompts are adjacent."""

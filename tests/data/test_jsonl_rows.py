@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Te
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.spaces import SpaceCodec
-from lrl.data.jsonl import parse_action, parse_observation, write_jsonl
+from lrl.data.jsonl import write_jsonl
 from lrl.data.rows import JsonlRows
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.minari_storage import DatasetWriter
@@ -243,52 +243,6 @@ def test_a_wrong_line_raises_with_its_number(tmp_path, line, complaint):
         rows_of(tmp_path, ORIGINAL, b"", line)
     with pytest.raises(ValueError, match="rows.jsonl, line 1: "):
         rows_of(tmp_path, line)
-
-
-TEXTS_OF_NUMBERS = (
-    "0.5",
-    "-1.000",
-    "1",
-    "999",
-    "0.12345678901234567",
-    "1e-05",
-    "1E3",
-    "+1",
-    ".5",
-    "2.",
-    "-0.0",
-    "1000",
-)
-FORMATS = [
-    NumberFormat(),
-    NumberFormat(precision=0),
-    NumberFormat(kind="integers", ranges=[(-1, 1)]),
-    NumberFormat(kind="normalised", statistics=[(0.5, 2.0)]),
-]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int16])
-@pytest.mark.parametrize("numbers", FORMATS, ids=lambda one: f"{one.kind}-{one.precision}")
-def test_a_line_that_is_recognised_by_its_form_can_be_parsed_and_is_not_clipped(numbers, dtype):
-    """The check at the start parses only other lines."""
-    box = Box(-2, 2, (2,), dtype)
-    env, recognised = SpacesOnly(box, box, numbers), 0
-    for first in TEXTS_OF_NUMBERS:
-        for second in TEXTS_OF_NUMBERS:
-            text = f"{first}, {second}"
-            if env.codec.observation_format.reads(text):
-                parse_observation(env.codec, {"observation": text}, box)
-            if env.codec.action_format.reads(text):
-                assert parse_action(env.codec, {"action": text}, box)[1] == 0
-                recognised += 1
-    assert 1 <= recognised < len(TEXTS_OF_NUMBERS) ** 2
-
-
-def test_only_lines_of_another_form_are_parsed_at_the_start(tmp_path, monkeypatch):
-    parsed = []
-    monkeypatch.setattr("lrl.data.rows.parse_observation", lambda *_: parsed.append(1) or ("", None))
-    rows_of(tmp_path, *[ORIGINAL] * 50, ORIGINAL | {"observation": ".5,0,0"})
-    assert len(parsed) == 1
 
 
 def test_clipped_actions_are_logged_once_with_the_first_line(tmp_path, caplog):
