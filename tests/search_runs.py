@@ -1,5 +1,6 @@
 """Searches that take a fraction of a second, and ways to stop them; nothing in this file asks for pytest."""
 
+import contextlib
 import os
 import signal
 
@@ -14,6 +15,7 @@ from lrl.search.module import PromptedSearchModule, SearchDataModule
 from lrl.search.policies import LinearPolicy
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.prompts import HistoryConfig, SearchPrompt
+from lrl.search.rollouts import make_batched, play_parameters
 from lrl.search.searchers import CMAES, RandomSearch
 from lrl.search.stand_in import HillClimbingChatModel
 from lrl.training.checkpoint import CollectionCheckpoint
@@ -60,6 +62,12 @@ def train_to_search(run):
     command += f" {data}.validation_demonstrations.init_args.num_functions 2"
     result = run_command(command)
     assert result.returncode == 0, result.stderr
+
+
+def play(policy, factory, parameters, seeds, *settings, **more):
+    """Play episodes in environments that are created for this call only."""
+    with contextlib.closing(make_batched(factory, max(1, len(seeds)))) as envs:
+        return play_parameters(policy, envs, parameters, seeds, *settings, **more)
 
 
 class StopAt(L.Callback):

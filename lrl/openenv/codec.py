@@ -68,39 +68,30 @@ class OpenEnvCodec(TextCodec):
                 raise ValueError(f"env.action.{key} is {name!r}; it must be one of {', '.join(properties) or 'none'}.")
         self._required = [name for name in schema.get("required", ()) if name in properties]
         self._properties = properties
-        self._field = self._only_field()
+        free = [name for name in properties if name not in self.action.constants]
+        candidates = [name for name in free if name in self._required] or free
+        only = candidates[0] if len(candidates) == 1 else None
+        self._field = only if self.action.field is None else self.action.field
+        """Field that contains the text; None if the text must be a JSON object."""
         self._value = properties.get(self._field or "", {})
         self._names = dict(self.action.names) or _values_by_name(self._value)
         self._description = description
-
-    def _only_field(self) -> str | None:
-        """Return the field that contains the text; None if the text must be a JSON object."""
-        if self.action.field is not None:
-            return self.action.field
-        free = [name for name in self._properties if name not in self.action.constants]
-        required = [name for name in free if name in self._required]
-        candidates = required or free
-        return candidates[0] if len(candidates) == 1 else None
 
     @property
     def description(self) -> str:
         """Description of the environment, followed by a description of its actions unless it contains one."""
         own = self._description.strip()
-        ended = own if own.endswith((".", "!", "?")) or not own else f"{own}."
-        actions = self._describe_actions()
-        return f"{ended} {actions}".strip() if actions else own
-
-    def _describe_actions(self) -> str:
-        """Return a sentence about the actions; empty if the description of the environment contains it."""
-        known = self._description
-        if self._names:
-            listed = all(name in known for name in self._names)
-            return "" if listed else f"Actions: {', '.join(self._names)}."
         if self._field is None:
             fields = ", ".join(f"{name} ({_kind(one)})" for name, one in self._properties.items())
-            return f"Actions: a JSON object with the fields {fields}."
-        own = str(self._value.get("description", ""))
-        return "" if own and own in known else f"Actions: {own or _kind(self._value)}."
+            actions, parts = f"a JSON object with the fields {fields}", []
+        elif self._names:
+            actions, parts = ", ".join(self._names), list(self._names)
+        else:
+            actions, parts = _kind(self._value), [str(self._value.get("description", ""))]
+        if any(parts) and all(part in own for part in parts):
+            return own
+        ended = own if own.endswith((".", "!", "?")) or not own else f"{own}."
+        return f"{ended} Actions: {actions}.".strip()
 
     @property
     def action_space(self) -> None:

@@ -221,11 +221,10 @@ class OpenEnvEnvs(EnvFactory):
         Raises:
             ValueError: If a setting does not exist or is invalid.
         """
-        given = dict(settings)
+        action = settings.get("action")
         try:
-            if isinstance(given.get("action"), Mapping):
-                given["action"] = OpenEnvAction(**given["action"])
-            return cls(**given)
+            typed = OpenEnvAction(**action) if isinstance(action, Mapping) else action
+            return cls(**{**settings, "action": typed})
         except TypeError as error:
             reason = str(error).rpartition(".")[2].removeprefix("__init__() ")
             raise ValueError(f"the settings of OpenEnvEnvs are {sorted(settings)}: {reason}.") from error
@@ -249,9 +248,10 @@ class OpenEnvEnvs(EnvFactory):
         Raises:
             ValueError: If the environment cannot be reached, or ``action`` does not fit its schema.
         """
-        card = self.endpoint.card()
-        description = card.description if self.description is None else self.description
-        return OpenEnvCodec(description, card.action_schema, self.action, self.observation_field)
+        description, schema = self.endpoint.card()
+        if self.description is not None:
+            description = self.description
+        return OpenEnvCodec(description, schema, self.action, self.observation_field)
 
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
         """Create a vectorized environment; see :meth:`EnvFactory.make`.
@@ -264,19 +264,16 @@ class OpenEnvEnvs(EnvFactory):
             raise ValueError(f"num_envs is {num_envs}; it must be at least 1.")
         if response_format is None:
             raise ValueError(f"env is {self.id!r}, which is played in text only; the policy must respond in text.")
-        settings = (self.codec, response_format, self.invalid_penalty, self.max_invalid, self.success_return, None)
-        envs = list[OpenEnvTextEnv]()
+        codec, envs = self.codec, list[OpenEnvTextEnv]()
         try:
             for index in range(num_envs):
-                envs.append(self._make_one(index, *settings, self.success_at))
+                env: gym.Env = OpenEnvEnv(self.endpoint, index, self.reset_options)
+                if self.max_episode_steps is not None:
+                    env = gym.wrappers.TimeLimit(env, int(self.max_episode_steps))
+                limits = (self.invalid_penalty, self.max_invalid, self.success_return)
+                envs.append(OpenEnvTextEnv(env, codec, response_format, *limits, success_at=self.success_at))
         except BaseException:
             for env in envs:  # otherwise their sessions would remain open
                 env.close()
             raise
         return OpenEnvVectorEnv([functools.partial(envs.__getitem__, index) for index in range(num_envs)], self.id)
-
-    def _make_one(self, index: int, *settings: Any) -> OpenEnvTextEnv:
-        env: gym.Env = OpenEnvEnv(self.endpoint, index, self.reset_options)
-        if self.max_episode_steps is not None:
-            env = gym.wrappers.TimeLimit(env, int(self.max_episode_steps))
-        return OpenEnvTextEnv(env, *settings)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import socket
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -25,28 +26,28 @@ if TYPE_CHECKING:
     from starlette.websockets import WebSocket
 
 
-_TEXT = {"type": "string", "description": "What the policy sees, in words."}
+def _object_schema(title: str, required: Sequence[str], **properties: Any) -> dict[str, Any]:
+    """Return the JSON schema of an object without other properties."""
+    fields = {"properties": properties, "required": list(required), "additionalProperties": False}
+    return {"title": title, "type": "object", **fields}
+
+
 _METADATA = {"type": "object", "additionalProperties": True}
-OBSERVATION_SCHEMA: Mapping[str, Any] = {
-    "title": "TextObservation",
-    "type": "object",
-    "properties": {
-        "text": _TEXT,
-        "metadata": _METADATA,
-        "done": {"type": "boolean"},
-        "reward": {"type": ["number", "null"]},
-    },
-    "required": ["text"],
-    "additionalProperties": False,
-}
+OBSERVATION_SCHEMA = _object_schema(
+    "TextObservation",
+    ["text"],
+    text={"type": "string", "description": "What the policy sees, in words."},
+    metadata=_METADATA,
+    done={"type": "boolean"},
+    reward={"type": ["number", "null"]},
+)
 """JSON schema of observations."""
-STATE_SCHEMA: Mapping[str, Any] = {
-    "title": "State",
-    "type": "object",
-    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
-    "required": ["episode_id", "step_count"],
-    "additionalProperties": False,
-}
+STATE_SCHEMA = _object_schema(
+    "State",
+    ["episode_id", "step_count"],
+    episode_id={"type": ["string", "null"]},
+    step_count={"type": "integer", "minimum": 0},
+)
 """JSON schema of the state of a session."""
 
 
@@ -71,9 +72,7 @@ def action_schema(codec: TextCodec) -> dict[str, Any]:
         _, label, actions = codec.description.rpartition("Actions: ")
         text["description"] = actions.rstrip(".") if label else "the action in words"
         text["examples"] = [codec.default_action_text]
-    properties = {"text": text, "metadata": _METADATA}
-    fields = {"properties": properties, "required": ["text"], "additionalProperties": False}
-    return {"title": "TextAction", "type": "object", **fields}
+    return _object_schema("TextAction", ["text"], text=text, metadata=_METADATA)
 
 
 class ServedEnvironment:
@@ -119,7 +118,7 @@ class ServedEnvironment:
         self._episode_id, self._step_count, self._in_episode = str(episode_id or uuid.uuid4()), 0, True
         return _observation(text, None, False, False, info)
 
-    def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+    def step(self, data: Any) -> dict[str, Any]:
         """Take an action.
 
         Args:
@@ -129,9 +128,9 @@ class ServedEnvironment:
             MessageError: If the action does not fit the schema, if there is no current episode, or if the environment
                 raises, which ends the episode.
         """
-        unknown = [name for name in data if name not in ("text", "metadata")]
-        if unknown or not isinstance(data.get("text"), str):
-            raise MessageError("VALIDATION_ERROR", f"the action is {dict(data)}; it must be an object with a text")
+        is_action = isinstance(data, dict) and data.keys() <= {"text", "metadata"}
+        if not is_action or not isinstance(data.get("text"), str):
+            raise MessageError("VALIDATION_ERROR", f"the action is {data!r}; it must be an object with a text")
         if not self._in_episode:
             raise MessageError("EXECUTION_ERROR", "there is no episode to step; reset starts one")
         try:
@@ -146,7 +145,9 @@ class ServedEnvironment:
     def reply(self, raw: str) -> dict[str, Any] | None:
         """Return the response to one message of a session; None if the message ends it."""
         try:
-            message = _message(raw)
+            message = _json_of(raw)
+            if not isinstance(message, dict):
+                raise MessageError("INVALID_JSON", "the message is not a JSON object")
             kind, data = message.get("type"), message.get("data", {})
             if kind == "close":
                 return None
@@ -165,14 +166,10 @@ class ServedEnvironment:
         self._env.close()
 
 
-def make_environment(envs: GymnasiumEnvs) -> Callable[[], ServedEnvironment]:
-    """Return a function that creates environments to serve, one for each session."""
-
-    def make() -> ServedEnvironment:
-        vectorized: Any = envs.with_settings(vectorization="sync").make(1, "direct")
-        return ServedEnvironment(vectorized.envs[0])
-
-    return make
+def make_environment(envs: GymnasiumEnvs) -> ServedEnvironment:
+    """Create an environment to serve."""
+    vectorized: Any = envs.with_settings(vectorization="sync").make(1, "direct")
+    return ServedEnvironment(vectorized.envs[0])
 
 
 def error_message(code: str, reason: str) -> dict[str, Any]:
@@ -180,14 +177,12 @@ def error_message(code: str, reason: str) -> dict[str, Any]:
     return {"type": "error", "data": {"code": code, "message": reason}}
 
 
-def _message(raw: str) -> dict[str, Any]:
+def _json_of(raw: str | bytearray) -> Any:
+    """Return the value of a JSON text; None if it is not valid."""
     try:
-        message = json.loads(raw)
-    except (ValueError, RecursionError) as error:  # ValueError also for integers with thousands of digits
-        raise MessageError("INVALID_JSON", f"the message is not JSON: {error}") from error
-    if not isinstance(message, dict):
-        raise MessageError("INVALID_JSON", "the message is not an object")
-    return message
+        return json.loads(raw)
+    except (ValueError, RecursionError):  # ValueError also for integers with thousands of digits
+        return None
 
 
 def _seed(name: str, value: Any) -> int | None:
@@ -214,7 +209,7 @@ MAX_MESSAGE = 2**20
 
 
 class OpenEnvServer:
-    """Handlers of the protocol's routes.
+    """Handlers of the routes by which environments are played.
 
     Each WebSocket is a session with its own environment. Clients that use HTTP only share one environment.
 
@@ -224,12 +219,12 @@ class OpenEnvServer:
     """
 
     def __init__(self, envs: GymnasiumEnvs, max_sessions: int = 64) -> None:
-        self._envs, self._make, self._max_sessions = envs, make_environment(envs), max_sessions
+        self._envs, self._max_sessions = envs, max_sessions
         self.num_sessions = 0
 
     @functools.cached_property
     def _shared(self) -> ServedEnvironment:
-        return self._make()
+        return make_environment(self._envs)
 
     async def play(self, websocket: WebSocket) -> None:
         """Play one session until its client closes it."""
@@ -243,7 +238,7 @@ class OpenEnvServer:
             return
         self.num_sessions += 1
         try:
-            with contextlib.closing(self._make()) as environment:
+            with contextlib.closing(make_environment(self._envs)) as environment:
                 while (reply := environment.reply(await _received(websocket))) is not None:
                     await websocket.send_text(json.dumps(reply))
                 await websocket.close()
@@ -252,30 +247,17 @@ class OpenEnvServer:
         finally:
             self.num_sessions -= 1
 
-    async def health(self, request: Request) -> Response:
-        """Report that the server is running."""
-        return _json({"status": "healthy"})
-
-    async def metadata(self, request: Request) -> Response:
-        """Describe the environment."""
-        return _json({"name": self._envs.id, "description": self._envs.codec.description, "version": _VERSION})
-
-    async def schema(self, request: Request) -> Response:
-        """Return the JSON schemas of actions, observations and state."""
-        schemas = {"action": action_schema(self._envs.codec), "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
-        return _json(schemas | {"reset_observation": OBSERVATION_SCHEMA})
-
     async def state(self, request: Request) -> Response:
         """Return the state of the shared environment."""
         return _json(self._shared.state)
 
     async def reset(self, request: Request) -> Response:
         """Start an episode of the shared environment."""
-        return await self._respond(request, lambda body: self._shared.reset(body))
+        return await self._respond(request, self._shared.reset)
 
     async def step(self, request: Request) -> Response:
         """Take an action in the shared environment."""
-        return await self._respond(request, lambda body: self._shared.step(_action(body)))
+        return await self._respond(request, lambda body: self._shared.step(body.get("action")))
 
     async def tools(self, request: Request) -> Response:
         """Return the JSON-RPC error of an environment without tools."""
@@ -283,24 +265,6 @@ class OpenEnvServer:
         name = body.get("id") if isinstance(body, dict) else None
         error = {"code": -32601, "message": "the environment has no tools; it is played by /ws"}
         return _json({"jsonrpc": "2.0", "id": name if isinstance(name, (str, int)) else None, "error": error})
-
-    async def openapi(self, request: Request) -> Response:
-        """List the routes."""
-        found = {f"/{name}": {verb: {"responses": {"200": {"description": "OK"}}}} for name, verb, _ in self.routes()}
-        return _json({"openapi": "3.1.0", "info": {"title": self._envs.id, "version": _VERSION}, "paths": found})
-
-    def routes(self) -> list[tuple[str, str, Callable[[Request], Awaitable[Response]]]]:
-        """Return path, method and handler of each HTTP route."""
-        return [
-            ("health", "get", self.health),
-            ("metadata", "get", self.metadata),
-            ("schema", "get", self.schema),
-            ("state", "get", self.state),
-            ("reset", "post", self.reset),
-            ("step", "post", self.step),
-            ("mcp", "post", self.tools),
-            ("openapi.json", "get", self.openapi),
-        ]
 
     async def _respond(self, request: Request, ask: Callable[[Any], dict[str, Any]]) -> Response:
         body = await _body(request)
@@ -330,10 +294,24 @@ def make_app(envs: GymnasiumEnvs, max_sessions: int = 64, origins: Collection[st
     from starlette.routing import Route, WebSocketRoute
 
     envs.check("env", "direct")
-    handlers = OpenEnvServer(envs, max_sessions)
-    routes = [Route(f"/{name}", handler, methods=[verb.upper()]) for name, verb, handler in handlers.routes()]
+    server = OpenEnvServer(envs, max_sessions)
+    verbs = dict.fromkeys(("health", "metadata", "schema", "state", "openapi.json"), "get")
+    verbs |= dict.fromkeys(("reset", "step", "mcp"), "post")
+    paths = {f"/{name}": {verb: {"responses": {"200": {"description": "OK"}}}} for name, verb in verbs.items()}
+    schemas = {"action": action_schema(envs.codec), "observation": OBSERVATION_SCHEMA, "state": STATE_SCHEMA}
+    endpoints = {
+        "health": _json({"status": "healthy"}),
+        "metadata": _json({"name": envs.id, "description": envs.codec.description, "version": _VERSION}),
+        "schema": _json(schemas | {"reset_observation": OBSERVATION_SCHEMA}),
+        "openapi.json": _json({"openapi": "3.1.0", "info": {"title": envs.id, "version": _VERSION}, "paths": paths}),
+        "state": server.state,
+        "reset": server.reset,
+        "step": server.step,
+        "mcp": server.tools,
+    }
+    routes = [Route(f"/{name}", endpoints[name], methods=[verb.upper()]) for name, verb in verbs.items()]
     middleware = [Middleware(_KnownOrigins, origins=frozenset(origins))]
-    return Starlette(routes=[*routes, WebSocketRoute("/ws", handlers.play)], middleware=middleware)
+    return Starlette(routes=[*routes, WebSocketRoute("/ws", server.play)], middleware=middleware)
 
 
 class _KnownOrigins:
@@ -388,20 +366,9 @@ def require_extra() -> None:
     Raises:
         ValueError: If one of them is not installed.
     """
-    try:
-        import starlette
-        import uvicorn
-        import websockets
-    except ModuleNotFoundError as error:
-        raise ValueError(f"OpenEnv needs {error.name}, which is not installed; pip install 'lrl[openenv]'.") from error
-    del starlette, uvicorn, websockets
-
-
-def _action(body: dict[str, Any]) -> dict[str, Any]:
-    action = body.get("action")
-    if not isinstance(action, dict):
-        raise MessageError("VALIDATION_ERROR", f"the action is {action!r}; it must be an object with a text")
-    return action
+    for name in ("starlette", "uvicorn", "websockets"):
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"OpenEnv needs {name}, which is not installed; pip install 'lrl[openenv]'.")
 
 
 async def _received(websocket: WebSocket) -> str:
@@ -429,10 +396,7 @@ async def _body(request: Request) -> Any:
                 raise HTTPException(413, f"the body has more than {MAX_MESSAGE} bytes", {"Connection": "close"})
     except ClientDisconnect:
         raise HTTPException(400, "the client closed the connection within the body") from None
-    try:
-        return json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        return None
+    return _json_of(raw) if raw else {}
 
 
 def _json(content: Any, status: int = 200) -> Response:

@@ -7,9 +7,7 @@ import importlib
 import inspect
 import json
 import typing
-import urllib.error
 import urllib.request
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -57,39 +55,8 @@ class Outcome:
             raise SessionError(f"it sent {str(data)[:80]!r}, which is not an observation") from error
 
 
-class Session(ABC):
-    """Abstract base class of connections that each play one environment."""
-
-    @abstractmethod
-    def reset(self, data: Mapping[str, Any]) -> Outcome:
-        """Start an episode.
-
-        Args:
-            data: ``seed`` and further arguments of the environment's ``reset``.
-
-        Raises:
-            SessionError: If the connection is lost or the environment reports an error.
-        """
-
-    def send(self, action: Mapping[str, Any]) -> None:  # noqa: B027 (an environment in this process is not sent to)
-        """Send an action without waiting for its outcome, which the next :meth:`step` returns."""
-
-    @abstractmethod
-    def step(self, action: Mapping[str, Any]) -> Outcome:
-        """Take an action.
-
-        Raises:
-            InvalidPayloadError: If the action does not fit the schema.
-            SessionError: If the connection is lost or the environment reports an error.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """End the session. Closing it twice does nothing."""
-
-
-class SocketSession(Session):
-    """Session over a WebSocket.
+class SocketSession:
+    """Session with an environment over a WebSocket.
 
     Args:
         url: the server's address, ``http://`` or ``https://``.
@@ -115,7 +82,14 @@ class SocketSession(Session):
             raise SessionError(f"it cannot be reached ({reason_of(error)})") from error
 
     def reset(self, data: Mapping[str, Any]) -> Outcome:
-        """Start an episode; see :meth:`Session.reset`."""
+        """Start an episode.
+
+        Args:
+            data: ``seed`` and further arguments of the environment's ``reset``.
+
+        Raises:
+            SessionError: If the connection is lost or the environment reports an error.
+        """
         if self._sent:  # the outcome of that action must not be taken for the outcome of the reset
             self._sent = False
             with suppress(InvalidPayloadError):
@@ -124,19 +98,24 @@ class SocketSession(Session):
         return self._read()
 
     def send(self, action: Mapping[str, Any]) -> None:
-        """Send an action; a lost connection is reported by :meth:`step`."""
+        """Send an action without waiting for its outcome, which the next :meth:`step` returns."""
         self._write("step", action)
         self._sent = True
 
     def step(self, action: Mapping[str, Any]) -> Outcome:
-        """Take an action, or receive the outcome of the one that was sent; see :meth:`Session.step`."""
+        """Take an action, or receive the outcome of the one that was sent.
+
+        Raises:
+            InvalidPayloadError: If the action does not fit the schema.
+            SessionError: If the connection is lost or the environment reports an error.
+        """
         if not self._sent:
             self._write("step", action)
         self._sent = False
         return self._read()
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket. Closing it twice does nothing."""
         with suppress(*self._failures):
             self._stack.close()
 
@@ -163,7 +142,7 @@ class SocketSession(Session):
         return Outcome.of(data)
 
 
-class LocalSession(Session):
+class LocalSession:
     """Session with an environment in this process.
 
     Args:
@@ -181,12 +160,21 @@ class LocalSession(Session):
         accepted = {name: value for name, value in data.items() if takes_all or name in known}
         return self._outcome(self._environment.reset, **accepted)
 
+    def send(self, action: Mapping[str, Any]) -> None:
+        """Do nothing, because no other environment is stepped while this one waits."""
+
     def step(self, action: Mapping[str, Any]) -> Outcome:
-        """Take an action; see :meth:`Session.step`."""
+        """Take an action.
+
+        Raises:
+            InvalidPayloadError: If the action does not fit the schema.
+            SessionError: If the environment raises an error.
+        """
         try:
             typed = self._action_type.model_validate(dict(action))
-        except ValueError as error:  # pydantic.ValidationError is one
-            raise InvalidPayloadError(_sentence({"errors": _errors(error)})) from error
+        except ValueError as error:  # a pydantic.ValidationError, which lists its reasons
+            invalid: Any = error
+            raise InvalidPayloadError(_sentence({"errors": invalid.errors()})) from error
         return self._outcome(self._environment.step, typed)
 
     def close(self) -> None:
@@ -201,8 +189,8 @@ class LocalSession(Session):
         return Outcome.of(observation | {"observation": observation})
 
 
-def _errors(error: ValueError) -> list[Any]:
-    return getattr(error, "errors", lambda: [{"msg": str(error)}])()
+Session = SocketSession | LocalSession
+"""Connection that plays one environment."""
 
 
 def _sentence(data: Mapping[str, Any]) -> str:
@@ -218,52 +206,30 @@ def reason_of(error: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Card:
-    """Description and action schema of an environment."""
-
-    description: str
-    action_schema: Mapping[str, Any]
-
-
-class Endpoint(ABC):
-    """Abstract base class of addresses of OpenEnv environments: a URL, or a class in this process."""
+class UrlEndpoint:
+    """Address of an OpenEnv server."""
 
     name: str
-    """The address in error messages."""
-
-    @abstractmethod
-    def card(self) -> Card:
-        """Return the description and the action schema of the environment.
-
-        Raises:
-            ValueError: If the environment cannot be reached or created.
-        """
-
-    @abstractmethod
-    def connect(self) -> Session:
-        """Open a session with its own environment.
-
-        Raises:
-            ValueError: If the environment cannot be reached or created.
-        """
-
-
-@dataclass(frozen=True)
-class UrlEndpoint(Endpoint):
-    """Endpoint at a URL."""
-
-    name: str
+    """The URL."""
     timeout: float
 
-    def card(self) -> Card:
-        """Read ``/metadata`` and ``/schema``; see :meth:`Endpoint.card`."""
+    def card(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the description and the action schema of the environment, from ``/metadata`` and ``/schema``.
+
+        Raises:
+            ValueError: If they cannot be read.
+        """
         schema, metadata = self._get("schema"), self._get("metadata")
         if not isinstance(schema.get("action"), dict):
             raise ValueError(f"env.url is {self.name!r}, whose /schema has no action; it must be an OpenEnv server.")
-        return Card(str(metadata.get("description") or ""), schema["action"])
+        return str(metadata.get("description") or ""), schema["action"]
 
     def connect(self) -> Session:
-        """Open a WebSocket; see :meth:`Endpoint.connect`."""
+        """Open a WebSocket with its own environment.
+
+        Raises:
+            ValueError: If the server cannot be reached.
+        """
         try:
             return SocketSession(self.name, self.timeout)
         except SessionError as error:
@@ -275,37 +241,40 @@ class UrlEndpoint(Endpoint):
         try:
             with urllib.request.build_opener(*handlers).open(address, timeout=self.timeout) as response:
                 found = json.load(response)
-        except urllib.error.HTTPError as error:
-            raise ValueError(
-                f"env.url is {self.name!r}, whose /{path} returns status {error.code}; it must be an OpenEnv server."
-            ) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
-            reason = reason_of(getattr(error, "reason", error))
             raise ValueError(
-                f"env.url is {self.name!r}, which cannot be read ({reason}); start the server first."
+                f"env.url is {self.name!r}, which cannot be read (/{path}: {reason_of(error)}); start the server first."
             ) from error
         return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)
-class LocalEndpoint(Endpoint):
-    """Endpoint in this process: the class of an environment."""
+class LocalEndpoint:
+    """Class of environments in this process."""
 
     name: str
     """``module:Class``."""
     kwargs: Mapping[str, Any]
     action_type: str | None
 
-    def card(self) -> Card:
-        """Create an environment to read its metadata; see :meth:`Endpoint.card`."""
-        session_type = self._action_class()
+    def card(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the description of a new environment, and its action schema.
+
+        Raises:
+            ValueError: If the environment cannot be created.
+        """
+        action_class = self._action_class()
         environment = self._make()
         description = str(environment.get_metadata().description) if hasattr(environment, "get_metadata") else ""
         environment.close()
-        return Card(description, session_type.model_json_schema())
+        return description, action_class.model_json_schema()
 
     def connect(self) -> Session:
-        """Create an environment; see :meth:`Endpoint.connect`."""
+        """Create an environment.
+
+        Raises:
+            ValueError: If it cannot be created.
+        """
         return LocalSession(self._make(), self._action_class())
 
     def _make(self) -> Any:
@@ -320,11 +289,15 @@ class LocalEndpoint(Endpoint):
         if self.action_type is not None:
             return load_object(self.action_type, "env.action.type")
         step = load_object(self.name, "env.environment").step
-        hints = typing.get_type_hints(step)
-        found = hints.get(next(iter([name for name in inspect.signature(step).parameters if name != "self"]), ""))
+        names = [name for name in inspect.signature(step).parameters if name != "self"]
+        found = typing.get_type_hints(step).get(names[0])
         if not hasattr(found, "model_json_schema"):
             raise ValueError(f"env.action.type is null, and step() of {self.name} does not say it; it must be given.")
         return found
+
+
+Endpoint = UrlEndpoint | LocalEndpoint
+"""Where the sessions of an environment are opened."""
 
 
 def load_object(path: str, key: str) -> Any:

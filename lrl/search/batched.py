@@ -24,6 +24,10 @@ _BLOCK = 64
 """Number of steps whose random numbers are sampled at once for a copy."""
 
 
+Transition = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Next states ``(copy, ...)``, rewards, float64 ``(copy,)``, and whether the episodes terminate, bool ``(copy,)``."""
+
+
 class Dynamics(ABC):
     """Abstract base class of the transitions of independent copies; each copy is a row of the arrays."""
 
@@ -51,19 +55,13 @@ class Dynamics(ABC):
         """Return the observations ``(copy, ...)`` in states ``(copy, ...)``."""
 
     @abstractmethod
-    def step(
-        self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
         """Take one step in each copy.
 
         Args:
             states: states ``(copy, ...)``, which are not modified.
             actions: actions ``(copy, ...)``.
             noise: random numbers ``(copy, noise_size)``.
-
-        Returns:
-            The next states ``(copy, ...)``, the rewards, float64 ``(copy,)``, and whether the episodes terminate, bool
-            ``(copy,)``.
         """
 
 
@@ -194,9 +192,7 @@ class TableDynamics(Dynamics):
         """Return the states."""
         return states
 
-    def step(
-        self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
         """Sample the outcome of each action."""
         actions = actions - self._first_action
         outcome = (self._cumulated[states, actions] > noise).argmax(1)
@@ -228,9 +224,7 @@ class CartPole(Dynamics):
         """Return the states as float32."""
         return states.astype(np.float32)
 
-    def step(
-        self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
         """Integrate by Euler's method; the reward of each step is 1."""
         theta, speed = states[:, 2], states[:, 3]
         cos, sin = np.cos(theta), np.sin(theta)
@@ -258,9 +252,7 @@ class MountainCar(Dynamics):
         """Return the states as float32."""
         return states.astype(np.float32)
 
-    def step(
-        self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
         """Push the car; the reward of each step is -1, and the episode terminates at position 0.5."""
         position, velocity = states.T
         velocity = velocity + ((actions - 1) * 0.001 + np.cos(3 * position) * -0.0025)
@@ -286,9 +278,7 @@ class MountainCarContinuous(Dynamics):
         """Return the states."""
         return states
 
-    def step(
-        self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
         """Push the car; the reward is 100 at position 0.45, minus a tenth of the squared action."""
         position, velocity = states.T
         action = actions[:, 0]

@@ -49,8 +49,8 @@ def task_in_words(policy: SearchedPolicy, env: EnvFactory, max_steps: int | None
     native = wrapped.unwrapped
     facts = environment_facts(native)
     if facts is not None and world == environment_in_words(codec_for(native)):
-        limits = (max_steps, None if wrapped.spec is None else wrapped.spec.max_episode_steps)
-        cap = min((limit for limit in limits if limit is not None), default=None)
+        assert wrapped.spec is not None, "the environment is registered"
+        cap = min(filter(None, (max_steps, wrapped.spec.max_episode_steps)), default=None)
         world = facts.render(cap, known_start=not env.reset_options)
     if isinstance(codec.unwrapped, FrozenLakeCodec):
         context = codec.context(native)  # all episodes have the same rows and columns, so any map serves
@@ -172,7 +172,7 @@ def environment_facts(native: Any) -> EnvironmentFacts | None:
     if templates is None:
         return None
     values = _common_values(native) | _VALUES.get(type(native).__name__, lambda _: {})(native)
-    arguments, write = _Arguments(native), _Writer()
+    arguments, write = _arguments(native), _Writer()
     chosen = {
         fact: text if isinstance(text, str) else text["then" if arguments[text["if"]] else "else"]
         for fact, text in templates.items()
@@ -196,17 +196,12 @@ class _Writer(string.Formatter):
         return super().convert_field(value, conversion)  # pyright: ignore[reportArgumentType]
 
 
-class _Arguments:
-    """The arguments that an environment was created with, defaults included."""
-
-    def __init__(self, native: Any) -> None:
-        self._given = {} if native.spec is None else native.spec.kwargs
-        self._constructors = [inspect.signature(base.__init__).parameters for base in type(native).__mro__]
-
-    def __getitem__(self, name: str) -> Any:
-        if name in self._given:
-            return self._given[name]
-        return next(parameters[name].default for parameters in self._constructors if name in parameters)
+def _arguments(native: Any) -> dict[str, Any]:
+    """Return the arguments that an environment was created with, defaults included, by name."""
+    found: dict[str, Any] = {}
+    for base in reversed(type(native).__mro__):  # a class overrides the defaults of its base classes
+        found |= {name: one.default for name, one in inspect.signature(base.__init__).parameters.items()}
+    return found | ({} if native.spec is None else native.spec.kwargs)
 
 
 def _sentence(text: str) -> str:
@@ -233,10 +228,9 @@ def _common_values(native: Any) -> dict[str, Any]:
 
 def _observed_numbers(box: spaces.Box, quantities: Sequence[Quantity]) -> str:
     """List the numbers of an observation, with the bounds of their space if these are finite."""
-    bounds = [(float(low), float(high)) for low, high in zip(box.low, box.high, strict=True)]
     listed = [
-        one._replace(range=limits if np.isfinite(limits).all() else None)
-        for one, limits in zip(quantities, bounds, strict=True)
+        one._replace(range=(low, high) if np.isfinite((low, high)).all() else None)
+        for one, low, high in zip(quantities, box.low.tolist(), box.high.tolist(), strict=True)
     ]
     return f"the numbers are, in order: {describe_quantities(listed)}."
 
@@ -251,7 +245,7 @@ def _slips(chance: float) -> str:
 
 
 def _frozen_lake_values(native: Any) -> dict[str, Any]:
-    arguments, start = _Arguments(native), ""
+    arguments, start = _arguments(native), ""
     if type(native).__name__ == "RandomMapsEnv":
         places = "The start is at the top left, the goal at the bottom right."
         start = "each episode has another random map, of which only your own cell is observed."
@@ -279,7 +273,7 @@ def _cliff_walking_values(native: Any) -> dict[str, Any]:
     return {
         "rows": rows, "columns": columns, "last_row": rows - 1, "last_column": columns - 1,
         "first": first, "goal": goal, "cliff": (first + 1, goal - 1),
-        "noise": _slips(1 / 3) if _Arguments(native)["is_slippery"] else "Nothing is random.",
+        "noise": _slips(1 / 3) if _arguments(native)["is_slippery"] else "Nothing is random.",
     }  # fmt: skip
 
 
@@ -289,7 +283,7 @@ def _track_values(native: Any) -> dict[str, Any]:
 
 def _leg_values(native: Any) -> dict[str, Any]:
     """Return the conditions under which a body on legs has fallen, and the steps that get no bonus for it."""
-    arguments = _Arguments(native)
+    arguments = _arguments(native)
     (lowest, highest), (back, front) = arguments["healthy_z_range"], arguments["healthy_angle_range"]
     height = f"{lowest:g} m or less" + f", or {highest:g} m or more" * bool(np.isfinite(highest))
     fallen = f"the height is {height}; or the pitch is {back:g} or less, or {front:g} or more"

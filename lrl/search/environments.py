@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from lrl.envs.tabular import TransitionTable
-from lrl.search.batched import Dynamics, DynamicsEnv, DynamicsVectorEnv, TableDynamics
+from lrl.search.batched import Dynamics, DynamicsEnv, DynamicsVectorEnv, TableDynamics, Transition
 
 OPEN = ((0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8))
 """Pairs of neighbouring cells without a wall between them; the number of a cell is ``3 * row + column``."""
@@ -113,9 +113,7 @@ class Pong(Dynamics):
         seen[:, 0] = states[:, 0] + _PADDLE / 2
         return seen
 
-    def step(
-        self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
         """Move both paddles, then the ball, which bounces off walls and paddles."""
         tops, ball, velocity = states[:, :2], states[:, 2:4], states[:, 4:]
         chased = np.where(tops[:, 1] + _PADDLE / 2 < ball[:, 1], _SPEED, -_SPEED)
@@ -222,9 +220,7 @@ class Navigation(Dynamics):
         """Return the five distances, which include noise."""
         return states[:, 3:]
 
-    def step(
-        self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
         """Move, then turn; as in the original, a negative distance also moves forward."""
         heading = states[:, 2]
         moved = np.abs(_DISTANCE[actions] + noise[:, 0])

@@ -26,7 +26,7 @@ from lrl.search.in_context import InContextSearcher, UnplayableError, chat_model
 from lrl.search.policies import LinearPolicy, SearchedPolicy, TabularPolicy
 from lrl.search.rollouts import fresh_seeds, make_batched, play_parameters, proposal_seeds
 from lrl.search.searchers import CMAES, AugmentedRandomSearch, CrossEntropyMethod, RandomSearch, Searcher, Trial
-from lrl.search.tasks import TASKS, SearchTask
+from lrl.search.tasks import IN_CONTEXT, NETWORKS, TASKS, SearchBudget, SearchTask
 
 METHODS: dict[str, Callable[[], Searcher]] = {
     "random_search": RandomSearch,
@@ -35,45 +35,10 @@ METHODS: dict[str, Callable[[], Searcher]] = {
     "ars": AugmentedRandomSearch,
 }
 """Searchers by name, which use their default settings on all tasks."""
-NETWORKS = ("ppo", "trpo")
-"""Names of the methods that train a network by gradients, see :mod:`lrl.search.networks`."""
-IN_CONTEXT = "in_context"
-"""Name of the search by a language model, see :class:`~lrl.search.in_context.InContextSearcher`."""
 UNPLAYABLE = "unplayable"
 """Entry with the reason in the record of a task that a method cannot play; such a record contains no figures."""
 _NETWORK_SEEDS = 3
 """Number of seeds of a network on each task."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchBudget:
-    """Budget of every method, and the checkpoint of the language model that searches."""
-
-    iterations: int = 400
-    """Number of proposals."""
-    rollouts: int = 20
-    """Number of episodes of each proposal."""
-    fresh_episodes: int = 100
-    """Number of episodes of the chosen policy that were not used to select it."""
-    max_env_steps: int = 1_000_000
-    """Number of steps after which the training of a network ends, even if it has played fewer episodes than a
-    search."""
-    checkpoint: str | None = None
-    """Run of the language model of :data:`IN_CONTEXT`."""
-
-    @property
-    def episodes(self) -> int:
-        """Number of episodes of a search, and maximum number of training episodes of a network."""
-        return self.iterations * self.rollouts
-
-    def entries(self, method: str) -> dict[str, int | str | None]:
-        """Return the settings that matter for a method, as they are written to its records."""
-        entries = asdict(self)
-        if method not in NETWORKS:
-            del entries["max_env_steps"]
-        if method != IN_CONTEXT:
-            del entries["checkpoint"]
-        return entries
 
 
 @dataclass(frozen=True)
@@ -349,7 +314,7 @@ def report_records(report: Mapping[str, Any], name: str = "the report") -> Recor
     Raises:
         ValueError: If the mapping is not a report of `lrl search_table`.
     """
-    if not isinstance(report, Mapping) or not {"planned", "searches"} <= set(report):
+    if not {"planned", "searches"} <= set(report):
         raise ValueError(f"{name!r} is not a report of `lrl search_table`: it needs the keys 'planned' and 'searches'.")
     try:
         found = {SearchRun(one["task"], one["method"], one["index"]): one for one in report["searches"]}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, final
 
 import numpy as np
@@ -33,24 +34,22 @@ class PolicyChatModel(ChatModel):
     key = "chat_model.checkpoint"
 
     def __init__(self, checkpoint: str) -> None:
-        self.name, self._policy = checkpoint, None
+        self.name = checkpoint
 
-    @property
+    @cached_property
     def policy(self) -> TextPolicy:
         """The policy, which is loaded at the first access.
 
         Raises:
             ValueError: If the checkpoint does not exist, or contains another kind of policy.
         """
-        if self._policy is None:
-            try:
-                policy = load_policy(self.name).policy
-            except ValueError as error:  # it names the checkpoint by another key
-                raise ValueError(str(error).replace("checkpoint is", f"{self.key} is", 1)) from error
-            if not isinstance(policy, TextPolicy):
-                raise ValueError(f"{self.key} is {self.name!r}, a {type(policy).__name__}; it must be a TextPolicy.")
-            self._policy: TextPolicy | None = policy
-        return self._policy
+        try:
+            policy = load_policy(self.name).policy
+        except ValueError as error:  # it names the checkpoint by another key
+            raise ValueError(str(error).replace("checkpoint is", f"{self.key} is", 1)) from error
+        if not isinstance(policy, TextPolicy):
+            raise ValueError(f"{self.key} is {self.name!r}, a {type(policy).__name__}; it must be a TextPolicy.")
+        return policy
 
     def connect(self) -> None:
         """Load the policy.
@@ -74,9 +73,8 @@ class PolicyChatModel(ChatModel):
         assert policy.codec is not None
         model = policy.language_model
         length = len(model.tokenizer.encode_chat(policy.prompt.messages(policy.codec, text, ())))
-        context = model.context_length
-        has_room = context is None or length + sampling.max_new_tokens <= context
-        return length <= policy.trunk.max_prompt_tokens and has_room
+        context = math.inf if model.context_length is None else model.context_length
+        return length <= policy.trunk.max_prompt_tokens and length + sampling.max_new_tokens <= context
 
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
@@ -122,11 +120,10 @@ class InContextSearcher(Searcher):
         warmup: minimum number of random proposals at the beginning, which are the first proposals of random search with
             the same seed. Policies that the searcher did not propose (:meth:`tell` without :meth:`ask`) are part of the
             history, but do not count as proposals.
-        temperature: sampling temperature of the replies.
     """
 
-    def __init__(self, chat_model: ChatModel, warmup: int = 5, temperature: float = 1.0) -> None:
-        self.chat_model, self.warmup, self.temperature = chat_model, warmup, temperature
+    def __init__(self, chat_model: ChatModel, warmup: int = 5) -> None:
+        self.chat_model, self.warmup = chat_model, warmup
 
     def setup(self, space: ParameterSpace, seed: int, num_iterations: int) -> None:
         """Start a search.
@@ -138,7 +135,7 @@ class InContextSearcher(Searcher):
         self._num_asked = 0
         self._random = RandomSearch()
         self._random.setup(space, seed, num_iterations)
-        sampling = SamplingConfig(temperature=self.temperature, max_new_tokens=_TOKENS)
+        sampling = SamplingConfig(temperature=1.0, max_new_tokens=_TOKENS)
         self._model = PromptedSearcher(self.chat_model, history=HISTORY, sampling=sampling, on_failure="random")
         try:
             self._model.setup(space, seed, max(1, num_iterations - self.warmup))
@@ -156,19 +153,10 @@ class InContextSearcher(Searcher):
         """Return whether the next proposal is random, because there are too few returns or all are equal."""
         return self._proposing is self._random
 
-    @property
-    def metrics(self) -> dict[str, float]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the costs of the last reply; ``failed`` is 1 if a random policy was proposed instead of a reply."""
-        return self._model.metrics
-
-    @property
-    def replies(self) -> list[dict[str, str]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the replies for the last proposal."""
-        return self._model.replies
-
     def ask(self) -> np.ndarray:
         """Return the next proposal."""
         proposal = self._proposing.ask()
+        self.metrics, self.replies = self._model.metrics, self._model.replies
         self._num_asked += 1
         return proposal
 

@@ -164,33 +164,37 @@ class PromptedSearchModule(PolicyModule):
         data = self._data
         # A run that resumes within an epoch does not call on_train_epoch_start, which proposes otherwise.
         (parameters, seconds), self._proposed = self._proposed or self._propose(index), None
-        proposed = time.monotonic()
-        trial = self._play_proposal(parameters, index)
+        started = time.monotonic()
+        if self._envs is None:
+            self._envs = make_batched(data.env, data.num_rollouts)
+        episodes, trajectory = proposal_seeds(data.seed, index, data.num_rollouts), self.searcher.needs_trajectory
+        trial = play_parameters(self.policy, self._envs, parameters, episodes, data.max_steps, trajectory)
         self.searcher.tell(trial)
         costs = dict(self.searcher.metrics) if index >= 0 else {}
         self._keep(trial, index)
         tokens = costs.get("prompt_tokens", 0) + costs.get("completion_tokens", 0)
         data.tick(trial.env_steps, len(trial.returns), tokens)
-        self._record(trial, costs | {"proposal_seconds": seconds}, time.monotonic() - proposed)
+        self._record(trial, costs | {"proposal_seconds": seconds}, time.monotonic() - started)
         self.count_update()
 
     def _propose(self, index: int) -> tuple[np.ndarray, float]:
-        """Return the parameters ``(parameter,)`` of an index, and the duration of the proposal in seconds."""
-        started = time.monotonic()
-        parameters = self._warm_up_policy(index) if index < 0 else self._proposal(index)
-        return parameters, time.monotonic() - started
+        """Return the parameters ``(parameter,)`` of an index, and the duration of the proposal in seconds.
 
-    def _proposal(self, index: int) -> np.ndarray:
-        """Return the next proposal of the searcher, ``(parameter,)``; if it fails, its replies are saved."""
+        If a proposal fails, its replies are saved.
+        """
+        started = time.monotonic()
+        if index < 0:
+            rng = np.random.default_rng(int(seeds("warm-up", self._data.seed, index)))
+            return self.policy.parameter_space().sample(rng), time.monotonic() - started
         try:
             self._state_before = self.searcher.state_dict()
-            proposal = self.interruption.attempt(self._ask)
+            parameters = self.interruption.attempt(self._ask)
             self._state_before = None
-            return proposal
         except Exception:
             self._keep_replies(index)
             self._log_usage()
             raise
+        return parameters, time.monotonic() - started
 
     def _ask(self) -> np.ndarray:
         """Return the next proposal; a signal can interrupt a request to a language model."""
@@ -212,22 +216,6 @@ class PromptedSearchModule(PolicyModule):
         """Log the number of requests to a server in the whole search, and their costs."""
         if "requests" in self.searcher.usage:
             logging.getLogger("lrl").info("asked in the whole search: %s", requests_line(self.searcher.usage))
-
-    def _warm_up_policy(self, index: int) -> np.ndarray:
-        """Return a random policy, ``(parameter,)``."""
-        data = self._data
-        rng = np.random.default_rng(int(seeds("warm-up", data.seed, index)))
-        return self.policy.parameter_space().sample(rng)
-
-    def _play_proposal(self, parameters: np.ndarray, index: int) -> Trial:
-        """Play the episodes of proposal ``index``."""
-        data = self._data
-        if self._envs is None:
-            self._envs = make_batched(data.env, data.num_rollouts)
-        episodes = proposal_seeds(data.seed, index, data.num_rollouts)
-        return play_parameters(
-            self.policy, self._envs, parameters, episodes, data.max_steps, self.searcher.needs_trajectory
-        )
 
     def _keep(self, trial: Trial, index: int) -> None:
         """Add a trial, and set the parameters of the policy if it is the best."""

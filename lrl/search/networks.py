@@ -38,9 +38,9 @@ from lrl.evaluation.statistics import headline_seed
 from lrl.files import shipped
 from lrl.policies.policy import Policy
 from lrl.registry import build
-from lrl.search.experiments import SearchBudget, SearchRun, record_of
+from lrl.search.experiments import SearchRun, record_of
 from lrl.search.rollouts import fresh_seeds, make_batched, play_seeds
-from lrl.search.tasks import TASKS, SearchTask
+from lrl.search.tasks import TASKS, SearchBudget, SearchTask
 from lrl.training.gradient_module import GradientModule
 from lrl.types import RandomKeys, SamplingConfig
 

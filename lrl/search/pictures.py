@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,85 +25,50 @@ _SAME = 0.12
 """Maximum vertical shift of a line, which makes equal values of a parameter visible."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchedPolicies:
-    """Policies of a search in the order in which they were played."""
-
-    parameters: np.ndarray
-    """float64 ``(policy, parameter)``."""
-    values: np.ndarray
-    """Mean return of each policy, ``(policy,)``."""
-    episodes: np.ndarray
-    """Number of episodes up to and including each policy, ``(policy,)``."""
-    warm_up: np.ndarray
-    """Whether a policy is a random one before the first proposal, bool ``(policy,)``."""
-
-    @classmethod
-    def of(cls, trials: Sequence[dict[str, Any]]) -> SearchedPolicies:
-        """Collect at least one trial of a :class:`~lrl.search.module.PromptedSearchModule`."""
-        return cls(
-            parameters=np.array([trial["parameters"] for trial in trials], dtype=np.float64),
-            values=np.array([np.mean(trial["returns"]) for trial in trials]),
-            episodes=np.cumsum([len(trial["returns"]) for trial in trials]),
-            warm_up=np.array([trial["iteration"] < 1 for trial in trials]),
-        )
-
-    @property
-    def best_so_far(self) -> np.ndarray:
-        """Highest mean return up to each policy, ``(policy,)``."""
-        return np.maximum.accumulate(self.values)
-
-    def ranks(self) -> np.ndarray:
-        """Return the rank of each policy by its mean return, from 0 for the worst to 1 for the best, ``(policy,)``."""
-        order = np.argsort(np.argsort(self.values, kind="stable"), kind="stable")
-        return order / max(1, len(order) - 1)
-
-
-def draw_search(policies: SearchedPolicies, path: Path, title: str = "") -> None:
+def draw_search(trials: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw the mean return of each policy and the highest so far against episodes, to a PNG file.
 
     Args:
-        policies: policies of the search.
+        trials: at least one trial of a :class:`~lrl.search.module.PromptedSearchModule`.
         path: path of the PNG file; missing folders are created.
-        title: title of the picture.
     """
+    values = np.array([np.mean(trial["returns"]) for trial in trials])
+    episodes = np.cumsum([len(trial["returns"]) for trial in trials])
+    warm_up = np.array([trial["iteration"] < 1 for trial in trials])
     figure, axes = new_figure(7, 4.2)
-    for chosen, label, colour in ((policies.warm_up, "random policies", "0.6"), (~policies.warm_up, "proposals", "C0")):
+    for chosen, label, colour in ((warm_up, "random policies", "0.6"), (~warm_up, "proposals", "C0")):
         if chosen.any():
-            axes.plot(policies.episodes[chosen], policies.values[chosen], ".", color=colour, markersize=4, label=label)
-    axes.step(policies.episodes, policies.best_so_far, where="post", color="C1", label="best so far")
-    axes.set_xlabel("episodes")
-    axes.set_ylabel("mean return, training episodes")
-    axes.set_title(title)
+            axes.plot(episodes[chosen], values[chosen], ".", color=colour, markersize=4, label=label)
+    axes.step(episodes, np.maximum.accumulate(values), where="post", color="C1", label="best so far")
+    axes.set(xlabel="episodes", ylabel="mean return, training episodes")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize=9)
     save_figure(figure, path)
 
 
-def draw_parameters(policies: SearchedPolicies, path: Path, title: str = "") -> None:
+def draw_parameters(trials: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draw each policy as a line over its parameters (parallel coordinates), to a PNG file.
 
     The colour of a line shows the rank of the mean return; the best policy is drawn in black on top.
 
     Args:
-        policies: policies of the search.
+        trials: at least one trial of a :class:`~lrl.search.module.PromptedSearchModule`.
         path: path of the PNG file; missing folders are created.
-        title: title of the picture.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
 
-    count = policies.parameters.shape[1]
+    parameters = np.array([trial["parameters"] for trial in trials], dtype=np.float64)
+    values = np.array([np.mean(trial["returns"]) for trial in trials])
+    count, last = parameters.shape[1], max(1, len(trials) - 1)
     figure, axes = new_figure(min(14.0, 3.5 + 0.35 * count), 4.2)
-    ranks, colours, x = policies.ranks(), colormaps["viridis"], np.arange(count)
-    for index in np.argsort(ranks, kind="stable"):  # better policies on top
-        shifted = policies.parameters[index] + _SAME * (2 * index / max(1, len(ranks) - 1) - 1)
-        axes.plot(x, shifted, color=colours(ranks[index]), alpha=0.35, linewidth=0.8, marker="." if count == 1 else "")
-    best = policies.parameters[int(policies.values.argmax())]
-    axes.plot(x, best, color="black", linewidth=1.6, marker=".", label=f"best ({policies.values.max():,.4g})")
-    axes.set_xlabel("parameter")
-    axes.set_ylabel("value")
-    axes.set_title(title)
+    colours, x, marker = colormaps["viridis"], np.arange(count), "." if count == 1 else ""
+    for rank, index in enumerate(np.argsort(values, kind="stable")):  # better policies on top
+        shifted = parameters[index] + _SAME * (2 * index / last - 1)
+        axes.plot(x, shifted, color=colours(rank / last), alpha=0.35, linewidth=0.8, marker=marker)
+    best = parameters[int(values.argmax())]
+    axes.plot(x, best, color="black", linewidth=1.6, marker=".", label=f"best ({values.max():,.4g})")
+    axes.set(xlabel="parameter", ylabel="value")
     axes.legend(frameon=False, fontsize=9)
     figure.colorbar(ScalarMappable(cmap=colours), ax=axes, label="rank of the mean return")
     save_figure(figure, path)
@@ -156,12 +120,11 @@ class SearchPictures(L.Callback):
         if pl_module.trials:
             if not self._written:
                 self._write(trainer, pl_module)
-            policies, folder = SearchedPolicies.of(pl_module.trials), Path(trainer.default_root_dir)
-            draw_search(policies, folder / "search.png")
-            draw_parameters(policies, folder / "parameters.png")
+            draw_search(pl_module.trials, Path(trainer.default_root_dir) / "search.png")
+            draw_parameters(pl_module.trials, Path(trainer.default_root_dir) / "parameters.png")
 
 
-_COLUMNS = 3
+_COLUMNS, _PUBLISHED = 3, "published ProPS"
 _RESAMPLES = 2000
 _POINTS = 400
 """Maximum number of points of a curve."""
@@ -201,51 +164,44 @@ def draw_progress(records: Records, path: Path) -> None:
     Raises:
         ValueError: If no run has finished.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    records = {run: record for run, record in records.items() if record is not None and _is_drawn(record)}
-    if not records:
+    drawn: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for run, record in records.items():
+        if record is not None and UNPLAYABLE not in record and not is_random(record):
+            drawn.setdefault(run.task, {}).setdefault(run.method, []).append(record)
+    if not drawn:
         raise ValueError("picture is given, but no run has finished; leave it out, or finish a run before.")
-    tasks, methods = (list(dict.fromkeys(getattr(run, part) for run in records)) for part in ("task", "method"))
+    methods = list(dict.fromkeys(method for played in drawn.values() for method in played))
     colours = {method: f"C{place}" for place, method in enumerate(methods)}
-    columns = min(_COLUMNS, len(tasks))
-    rows = -(-len(tasks) // columns)
+    columns = min(_COLUMNS, len(drawn))
+    rows = -(-len(drawn) // columns)
     figure = Figure(figsize=(max(5.0, 3.6 * columns), 2.6 * rows + 0.6), layout="constrained")
-    FigureCanvasAgg(figure)
     lines: dict[str, Any] = {}
-    for place, task in enumerate(tasks):
+    for place, (task, played) in enumerate(drawn.items()):
         axes = figure.add_subplot(rows, columns, place + 1)
-        lines = _draw_task(axes, task, records, colours) | lines
-        if place + columns >= len(tasks):
+        lines |= _draw_task(axes, task, played, colours)
+        if place + columns >= len(drawn):
             axes.set_xlabel("episodes")
     figure.supylabel("best mean return so far, training episodes", fontsize=10)
-    shown = [name for name in (*methods, "published ProPS") if name in lines]
-    labels = [lines[name] for name in shown]
-    figure.legend(labels, shown, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    shown = [*methods, _PUBLISHED]
+    handles = [lines[name] for name in shown]
+    figure.legend(handles, shown, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
     save_figure(figure, path)
 
 
-def _is_drawn(record: Mapping[str, Any]) -> bool:
-    return UNPLAYABLE not in record and not is_random(record)
-
-
-def _draw_task(axes: Axes, task: str, records: Records, colours: dict[str, str]) -> dict[str, Any]:
-    """Draw one panel and return its lines by label."""
-    lines, published = {}, TASKS[task].published.props
-    heights = [published]
-    for method, colour in colours.items():
-        played = [
-            record for run, record in records.items() if (run.task, run.method) == (task, method) and record is not None
-        ]
-        if not played:
-            continue
-        curve = progress_curve(method, played)
+def _draw_task(
+    axes: Axes, task: str, played: Mapping[str, Sequence[dict[str, Any]]], colours: Mapping[str, str]
+) -> dict[str, Any]:
+    """Draw the panel of one task from the records of each method, and return its lines by label."""
+    published = TASKS[task].published["props"]
+    lines, heights = {_PUBLISHED: axes.axhline(published, color="0.3", linestyle="--", linewidth=1)}, [published]
+    for method, records in played.items():
+        curve, colour = progress_curve(method, records), colours[method]
         axes.fill_between(curve.clock, curve.lower, curve.upper, color=colour, alpha=0.2, linewidth=0, step="post")
         (lines[method],) = axes.step(curve.clock, curve.centre, color=colour, linewidth=1.2, where="post")
         late = curve.clock >= _SKIPPED * curve.clock[-1]
         heights += [*curve.lower[late], *curve.upper[late]]
-    lines["published ProPS"] = axes.axhline(published, color="0.3", linestyle="--", linewidth=1)
     margin = 0.05 * (max(heights) - min(heights) or 1.0)
     axes.set_ylim(min(heights) - margin, max(heights) + margin)
     axes.set_title(task.replace("_", " "), fontsize=9)

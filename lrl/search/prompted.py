@@ -32,8 +32,6 @@ from lrl.types import SamplingConfig
 _METRICS = (
     *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed", "shown"),
 )
-_TRAJECTORY_STEPS = 100
-"""Maximum number of steps of an episode in a prompt."""
 _SHORTER = 0.8
 """Length of the next prompt as a fraction of a prompt that was too long."""
 _SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
@@ -147,33 +145,39 @@ class PromptedSearcher(Searcher):
         self.metrics, self.replies, complaint = dict.fromkeys(_METRICS, 0.0), [], ""
         sent: list[list[list[Message]]] = []
         for attempt in range(self.max_tries):
-            conversations, texts, cut = self._request_that_fits(attempt, complaint, sent)
+            conversations, completions = self._request(attempt, complaint, sent)
             sent.append(conversations)
-            text = " ".join(texts)
+            self.replies.append({"reply": " ".join(completion.text for completion in completions), "rejected": ""})
             try:
-                proposal = self._accept(texts, cut)
+                proposal = self._accept(completions)
             except ProposalError as error:
-                complaint = str(error)
-                self.replies.append({"reply": text, "rejected": complaint})
+                complaint = self.replies[-1]["rejected"] = str(error)
                 self.metrics["retries"] += 1
             else:
-                self.replies.append({"reply": text, "rejected": ""})
                 self.asked += 1
                 return proposal
         return self._give_up(complaint)
 
-    def _request_that_fits(
+    def _request(
         self, attempt: int, complaint: str, sent: Sequence[list[list[Message]]]
-    ) -> tuple[list[list[Message]], list[str], bool]:
+    ) -> tuple[list[list[Message]], list[Completion]]:
         """Send a request, with fewer policies each time that the chat model rejects the prompt as too long.
 
+        Args:
+            attempt: number of the attempt, from 0.
+            complaint: reason why the previous reply was rejected; empty in the first attempt.
+            sent: the prompts of earlier attempts.
+
         Returns:
-            The prompts, their replies, and whether a reply was truncated.
+            The prompts and their replies.
         """
         while True:
             conversations = self._conversations(complaint)
+            # A greedy request that is repeated would get the same replies.
+            again = self.sampling.temperature == 0 and conversations in sent
+            sampling = replace(self.sampling, temperature=1.0) if again else self.sampling
             try:
-                return conversations, *self._request(attempt, conversations, again=conversations in sent)
+                return conversations, self._complete(attempt, conversations, sampling)
             except ConversationTooLongError:
                 if self.metrics["shown"] <= 1:
                     raise
@@ -187,12 +191,15 @@ class PromptedSearcher(Searcher):
         """
         most = len(self.history.selected(self.entries))
         conversations, shown = self._render_all(complaint, most), most
-        if not self._fit(conversations):
+        characters = self._most_characters
+        if not self._fit(conversations, characters):
             counts = range(1, most)  # the length of a prompt increases with the number of policies
-            shown = bisect_left(counts, True, key=lambda count: not self._fit(self._render_all(complaint, count)))
+            shown = bisect_left(
+                counts, True, key=lambda count: not self._fit(self._render_all(complaint, count), characters)
+            )
             shown = max(1, shown)  # with one policy it is sent even if it is hardly shorter than the rejected prompt
             conversations = self._render_all(complaint, shown)
-            if not self._has_room(conversations):
+            if not self._fit(conversations):
                 raise self._no_room()
         if shown < most and not self._warned:
             self._warned = True
@@ -204,13 +211,13 @@ class PromptedSearcher(Searcher):
         self.metrics["shown"] = shown
         return conversations
 
-    def _fit(self, conversations: Sequence[list[Message]]) -> bool:
-        most = self._most_characters
-        short = most is None or all(_characters(conversation) <= most for conversation in conversations)
-        return short and self._has_room(conversations)
-
-    def _has_room(self, conversations: Sequence[list[Message]]) -> bool:
-        return all(self.chat_model.fits(conversation, self.sampling) for conversation in conversations)
+    def _fit(self, conversations: Sequence[list[Message]], characters: int | None = None) -> bool:
+        """Return whether prompts fit into the model's context, and have at most a number of characters."""
+        return all(
+            (characters is None or _characters(conversation) <= characters)
+            and self.chat_model.fits(conversation, self.sampling)
+            for conversation in conversations
+        )
 
     def _render_all(self, complaint: str, most: int) -> list[list[Message]]:
         """Return the prompt, or in style ``integers`` the prompt of each parameter, with at most ``most`` policies."""
@@ -232,27 +239,19 @@ class PromptedSearcher(Searcher):
             complaint=complaint,
         )
 
-    def _request(self, attempt: int, conversations: list[list[Message]], again: bool) -> tuple[list[str], bool]:
-        """Send one request; return the reply to each prompt, and whether a reply was truncated.
-
-        Args:
-            attempt: number of the attempt, from 0.
-            conversations: the prompts.
-            again: whether the same prompts were sent before, so that greedy replies would be equal.
-        """
+    def _complete(self, attempt: int, conversations: list[list[Message]], sampling: SamplingConfig) -> list[Completion]:
+        """Return the reply to each prompt, and count what they cost."""
         request = ("prompted search", self.seed, self.asked, attempt)
         own = [seeds(*request)] if len(conversations) == 1 else seeds(*request, np.arange(len(conversations)))
-        greedy_again = again and self.sampling.temperature == 0
-        sampling = replace(self.sampling, temperature=1.0) if greedy_again else self.sampling
         before = self.chat_model.report()
         try:
             completions = self.chat_model.complete(conversations, sampling, [int(seed) for seed in own])
         finally:  # a failed request may also have a cost
             self._spend(before, self.chat_model.report())
-        for completion, conversation in zip(completions, conversations, strict=True):
-            self._count(completion, _characters(conversation))
-        cut = any(completion.finish_reason == "length" for completion in completions)
-        return [completion.text for completion in completions], cut
+        for name in ("prompt_tokens", "completion_tokens", "cached"):
+            self.metrics[name] += sum(getattr(completion, name) for completion in completions)
+        self.metrics["prompt_characters"] += sum(map(_characters, conversations))
+        return completions
 
     def _spend(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         """Add the chat model's counts of a request to the metrics of the proposal and the usage of the search."""
@@ -264,24 +263,19 @@ class PromptedSearcher(Searcher):
         if "cost" in spent:
             self.metrics["total_cost"] = self.usage["cost"]
 
-    def _count(self, completion: Completion, characters: int) -> None:
-        self.metrics["prompt_tokens"] += completion.prompt_tokens
-        self.metrics["completion_tokens"] += completion.completion_tokens
-        self.metrics["cached"] += completion.cached
-        self.metrics["prompt_characters"] += characters
-
-    def _accept(self, texts: Sequence[str], cut: bool) -> np.ndarray:
+    def _accept(self, completions: Sequence[Completion]) -> np.ndarray:
         """Return the proposal of one reply, or of one reply per parameter.
 
         Raises:
             ProposalError: If the proposal is unusable.
         """
+        cut = any(completion.finish_reason == "length" for completion in completions)
         if self.history.style == "integers":
             if cut:
                 raise ProposalError("A reply was cut at its maximum length.")
-            proposal = read_integers(texts, self.space)
+            proposal = read_integers([completion.text for completion in completions], self.space)
         else:
-            proposal = self.space.nearest(np.array(parse_parameters(texts[0], self.space, cut)))
+            proposal = self.space.nearest(np.array(parse_parameters(completions[0].text, self.space, cut)))
         before = same_parameters(self.entries, proposal)
         if before is not None:
             self.metrics["duplicates"] += 1
@@ -302,8 +296,7 @@ class PromptedSearcher(Searcher):
 
     def tell(self, trial: Trial) -> None:
         """Add a trial to the history."""
-        steps = _TRAJECTORY_STEPS if self.needs_trajectory else 0
-        self.entries.append(Entry.of(trial, steps))
+        self.entries.append(Entry.of(trial))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history, the number of proposals and their costs."""
@@ -324,7 +317,8 @@ def _characters(conversation: Sequence[Message]) -> int:
 
 
 _MINUS = dict.fromkeys(map(ord, "−–‒﹣－"), "-")  # noqa: RUF001 (models write them for a minus)
-# Parsing takes linear time: every quantifier is possessive, and no two successive ones match the same character.
+# Parsing takes linear time: quantifiers are possessive, and no two successive ones match the same character. The lazy
+# one of _REASONING reads each character once.
 _NUMBER = r"[+-]?+(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?+\d++)?+"
 _MARKS = r"[\s`*\"'_]*+"
 _ALONE = (

@@ -211,8 +211,8 @@ def _reply(space: ParameterSpace, style: str) -> str:
     return _INDEXED.format(last=space.size - 1, pattern=", ".join(entries))
 
 
-Step = tuple[str, str, float]
-"""Observation, action and reward of one step."""
+_TRAJECTORY_STEPS = 100
+"""Maximum number of steps of an episode in a prompt."""
 
 
 @dataclass(frozen=True)
@@ -224,13 +224,13 @@ class Entry:
     """Mean return over the episodes."""
     episodes: int
     """Number of these episodes."""
-    trajectory: tuple[Step, ...] = ()
-    """Steps of the first episode; empty if prompts contain no trajectories."""
+    trajectory: tuple[tuple[str, str, float], ...] = ()
+    """Observation, action and reward of the first steps of the first episode; empty if prompts show no trajectories."""
 
     @classmethod
-    def of(cls, trial: Trial, max_steps: int = 0) -> Entry:
-        """Return the entry of a trial, with at most ``max_steps`` steps of its trajectory."""
-        steps = tuple((seen, done, float(reward)) for seen, done, reward in trial.trajectory[:max_steps])
+    def of(cls, trial: Trial) -> Entry:
+        """Return the entry of a trial, with the first steps of its trajectory."""
+        steps = tuple(trial.trajectory[:_TRAJECTORY_STEPS])
         return cls(tuple(trial.parameters.tolist()), trial.value, len(trial.returns), steps)
 
     @classmethod

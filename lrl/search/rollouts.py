@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from lrl.codecs.registry import class_names
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import CheckedEnv, check_batch, close_env
 from lrl.envs.processes import SeparateEnvs
@@ -78,8 +79,7 @@ def _dynamics(native: Any, kwargs: dict[str, Any]) -> Dynamics | None:
     """Return the dynamics of an environment; None if there are none, or if its arguments may have changed them."""
     if isinstance(native, DynamicsEnv):
         return native.dynamics
-    kind = type(native)
-    make = _DYNAMICS.get(f"{kind.__module__}:{kind.__qualname__}")
+    make = _DYNAMICS.get(class_names(native)[0])
     return None if make is None or (kwargs and make is not _table) else make(native)
 
 
@@ -105,7 +105,7 @@ def fresh_seeds(seed: int, num_episodes: int) -> np.ndarray:
 
 def play_parameters(
     policy: SearchedPolicy,
-    envs: EnvFactory | VectorEnv,
+    envs: VectorEnv,
     parameters: np.ndarray,
     seeds: Sequence[int] | np.ndarray,
     max_steps: int,
@@ -117,25 +117,17 @@ def play_parameters(
 
     Args:
         policy: policy that is connected to the spaces; its own parameters are neither used nor changed.
-        envs: environments without autoreset from :func:`make_batched`, which can be used for many calls, or a factory,
-            which creates environments for this call only.
+        envs: environments from :func:`make_batched`, which can be used for many calls.
         parameters: parameters ``(parameter,)``.
         seeds: seed of each episode.
         max_steps: number of steps after which episodes are truncated; the environment's own limit may be lower.
         trajectory: whether to return the steps of the first episode as text.
 
     Raises:
-        ValueError: If there is no seed, if an environment fails or returns a number that is not finite, or if ``envs``
-            is a factory that :func:`make_batched` does not support.
+        ValueError: If there is no seed, or if an environment fails or returns a number that is not finite.
     """
     if not len(seeds):
         raise ValueError("seeds is empty; there must be one for each episode.")
-    if isinstance(envs, EnvFactory):
-        made = make_batched(envs, len(seeds))
-        try:
-            return play_parameters(policy, made, parameters, seeds, max_steps, trajectory)
-        finally:
-            made.close()
     described: TrajectorySteps = []
     decide = policy.decider(parameters)
     returns, env_steps = play_seeds(decide, envs, seeds, max_steps, described if trajectory else None)
@@ -155,7 +147,7 @@ def play_seeds(
 
     Args:
         decide: function from the observations of all environments to their actions.
-        envs: environments without autoreset.
+        envs: environments from :func:`make_batched`, which may be stepped after the end of an episode.
         seeds: seed of each episode, at least one.
         max_steps: number of steps after which episodes are truncated; the environment's own limit may be lower.
         described: list to which the steps of the first episode are appended as text.
@@ -163,52 +155,30 @@ def play_seeds(
     Raises:
         ValueError: If an environment fails, or returns a number that is not finite.
     """
-    returns, env_steps = [], 0
-    for first in range(0, len(seeds), envs.num_envs):
-        steps_of = described if first == 0 else None
-        part, steps = _play(decide, envs, seeds[first : first + envs.num_envs], max_steps, steps_of)
-        returns.append(part)
-        env_steps += steps
-    return np.concatenate(returns), env_steps
-
-
-def _play(
-    decide: Decide,
-    envs: VectorEnv,
-    seeds: Sequence[int] | np.ndarray,
-    max_steps: int,
-    described: TrajectorySteps | None,
-) -> tuple[np.ndarray, int]:
-    """Play one batch of episodes; return their returns ``(episode,)`` and the number of their steps.
-
-    Steps of environments whose episode has ended do not count. Environments that cannot be stepped then are reset
-    first; environments without an episode of this batch are not.
-    """
-    given = [int(seed) for seed in seeds]
-    all_seeds: Any = given + given[-1:] * (envs.num_envs - len(given))  # also for idle environments
-    active = np.arange(envs.num_envs) < len(given)
-    needs_reset = envs.num_envs > 1 and not getattr(envs, "steps_ended_copies", False)
-    observations, _ = envs.reset(seed=all_seeds, options=None if needs_reset else {"reset_mask": active.copy()})
+    returns, env_steps = np.zeros(len(seeds)), 0
     space, name = envs.single_observation_space, getattr(envs, "name", type(envs).__name__)
-    returns, lengths, env_steps = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64), 0
-    check_batch(space, name, all_seeds, lengths, observations)
-    for _ in range(max_steps):
-        actions = decide(observations)
-        before = observations[0] if described is not None and active[0] else None
-        observations, rewards, terminated, truncated, _ = envs.step(actions)
-        lengths += active
-        check_batch(space, name, all_seeds, lengths, observations, np.where(active, rewards, 0.0))
-        if before is not None and described is not None:
-            described.append((describe(before), describe(actions[0]), float(rewards[0])))
-        env_steps += int(np.count_nonzero(active))
-        returns += np.where(active, rewards, 0.0)
-        ended = terminated | truncated
-        active &= ~ended
-        if not active.any():
-            break
-        if needs_reset and ended.any():
-            observations, _ = envs.reset(seed=all_seeds, options={"reset_mask": ended})
-    return returns[: len(given)], env_steps
+    for first in range(0, len(seeds), envs.num_envs):
+        given = [int(seed) for seed in seeds[first : first + envs.num_envs]]
+        all_seeds: Any = given + given[-1:] * (envs.num_envs - len(given))  # also for idle environments
+        active = np.arange(envs.num_envs) < len(given)  # steps after the end of an episode do not count
+        observations, _ = envs.reset(seed=all_seeds, options={"reset_mask": active.copy()})
+        sums, lengths = np.zeros(envs.num_envs), np.zeros(envs.num_envs, dtype=np.int64)
+        check_batch(space, name, all_seeds, lengths, observations)
+        for _ in range(max_steps):
+            actions, before = decide(observations), observations[0]
+            observations, rewards, terminated, truncated, _ = envs.step(actions)
+            lengths += active
+            rewards = np.where(active, rewards, 0.0)
+            check_batch(space, name, all_seeds, lengths, observations, rewards)
+            if described is not None and first == 0 and active[0]:
+                described.append((describe(before), describe(actions[0]), float(rewards[0])))
+            sums += rewards
+            active &= ~(terminated | truncated)
+            if not active.any():
+                break
+        env_steps += int(lengths.sum())
+        returns[first : first + len(given)] = sums[: len(given)]
+    return returns, env_steps
 
 
 def describe(value: Any) -> str:

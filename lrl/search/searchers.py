@@ -153,6 +153,7 @@ class Relaxation:
     Attributes:
         size: number of dimensions of a point.
         scale: standard deviation of the points of random proposals.
+        bounds: lower and upper bound of each dimension, ``(size, 2)``; None for logits.
     """
 
     def __init__(self, space: ParameterSpace) -> None:
@@ -160,20 +161,11 @@ class Relaxation:
         self._actions = None if space.actions is None else np.asarray(space.actions, dtype=np.float64)
         self.size = space.size if self._actions is None else space.size * len(self._actions)
         self.scale = space.scale if self._actions is None else 1.0
-
-    @property
-    def bounds(self) -> np.ndarray | None:
-        """Return the lower and upper bound of each dimension, ``(size, 2)``; None for logits."""
-        return None if self._actions is not None else np.tile([self.space.low, self.space.high], (self.size, 1))
-
-    @property
-    def zero(self) -> np.ndarray:
-        """Return the point inside the bounds that is nearest to zero."""
-        return self.clip(np.zeros(self.size))
+        self.bounds = np.tile([space.low, space.high], (self.size, 1)) if self._actions is None else None
 
     def clip(self, point: np.ndarray) -> np.ndarray:
         """Return the nearest point inside the bounds."""
-        return point if self._actions is not None else np.clip(point, self.space.low, self.space.high)
+        return point if self.bounds is None else np.clip(point, *self.bounds.T)
 
     def proposal(self, point: np.ndarray) -> np.ndarray:
         """Return the legal parameters ``(parameter,)`` of a point ``(size,)``."""
@@ -181,7 +173,7 @@ class Relaxation:
             return self.space.nearest(point)
         return self._actions[point.reshape(self.space.size, -1).argmax(1)]
 
-    def point(self, parameters: np.ndarray) -> np.ndarray:
+    def point(self, parameters: Sequence[float] | np.ndarray) -> np.ndarray:
         """Return a point ``(size,)`` of parameters; in a table the chosen actions have logit 1, all others 0."""
         if self._actions is None:
             return np.asarray(parameters, dtype=np.float64)
@@ -208,11 +200,11 @@ class GenerationSearcher(Searcher):
         self._first = 0  # index of the first proposal of this generation
         self._pending: np.ndarray | None = None
 
-    def begin(self, start: np.ndarray | None) -> None:  # noqa: B027 (a searcher without memory prepares nothing)
+    def begin(self, start: np.ndarray) -> None:  # noqa: B027 (a searcher without memory prepares nothing)
         """Prepare the first generation.
 
         Args:
-            start: parameters ``(parameter,)`` to start from; None without warm-up policies.
+            start: point ``(size,)`` of the best warm-up policy, or without one the legal point nearest to zero.
         """
 
     @abstractmethod
@@ -230,7 +222,10 @@ class GenerationSearcher(Searcher):
     def ask(self) -> np.ndarray:
         """Return the next proposal, which stays the same until its value is told."""
         if not self._generation:
-            self.begin(None if self._warm_up is None else np.array(self._warm_up["parameters"]))
+            start = np.zeros(self.relaxation.size)
+            if self._warm_up is not None:
+                start = self.relaxation.point(self._warm_up["parameters"])
+            self.begin(self.relaxation.clip(start))
             self._generation = self.sample()
         elif len(self._values) - self._first == len(self._generation):
             self.learn(self._generation, np.array(self._values[self._first :]))
@@ -326,9 +321,9 @@ class AugmentedRandomSearch(GenerationSearcher):
             raise ValueError(f"searcher.num_top is {num_top}; it must be at most num_directions, {num_directions}.")
         self.num_directions, self.num_top, self.step_size, self.noise = num_directions, num_top, step_size, noise
 
-    def begin(self, start: np.ndarray | None) -> None:
-        """Begin at the start, or without one at the legal point that is nearest to zero."""
-        self.centre = self.relaxation.zero if start is None else self.relaxation.point(start)
+    def begin(self, start: np.ndarray) -> None:
+        """Begin at the start."""
+        self.centre = start
 
     def sample(self) -> list[np.ndarray]:
         """Sample directions, and return the points on both sides of the current parameters, in pairs."""
@@ -378,10 +373,9 @@ class CMAES(GenerationSearcher):
             raise ValueError("searcher is CMAES, which needs the package cmaes; run pip install 'lrl[search]'.")
         super().setup(space, seed, num_iterations)
 
-    def begin(self, start: np.ndarray | None) -> None:
-        """Begin with the distribution of random parameters, around the start if there is one."""
-        mean = self.relaxation.zero if start is None else self.relaxation.point(start)
-        self._begin(mean, self.population_size)
+    def begin(self, start: np.ndarray) -> None:
+        """Begin with the distribution of random parameters around the start."""
+        self._begin(start, self.population_size)
 
     def _begin(self, mean: np.ndarray, population_size: int | None) -> None:
         from cmaes import CMA
@@ -439,17 +433,15 @@ class CrossEntropyMethod(GenerationSearcher):
         self.population_size, self.extra_noise, self.learning_rate = population_size, extra_noise, learning_rate
         self.num_elites = max(2, round(elite_share * population_size))
 
-    def begin(self, start: np.ndarray | None) -> None:
-        """Begin with the distribution of random parameters, around the start if there is one."""
+    def begin(self, start: np.ndarray) -> None:
+        """Begin with the distribution of random parameters around the start."""
         self._num_learned = 0
         if self.space.actions is None:
-            self.mean = self.relaxation.zero if start is None else start
+            self.mean = start
             self.std = np.full(self.space.size, self.space.scale)
             return
         self.actions = np.asarray(self.space.actions, dtype=np.float64)
-        logits = np.zeros((self.space.size, len(self.actions)))
-        if start is not None:
-            logits = self.relaxation.point(start).reshape(logits.shape)
+        logits = start.reshape(self.space.size, len(self.actions))
         self.probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
     def sample(self) -> list[np.ndarray]:

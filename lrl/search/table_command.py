@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lrl.cli.command import command, command_line
 from lrl.ranges import PositiveInt
+from lrl.search.tasks import IN_CONTEXT, NETWORKS, TASKS, SearchBudget
 
 
 def search_table(
@@ -13,12 +14,8 @@ def search_table(
     folder: Path,
     tasks: list[str] | None = None,
     methods: list[str] | None = None,
-    checkpoint: str | None = None,
+    budget: SearchBudget,
     seeds: PositiveInt | None = None,
-    iterations: PositiveInt = 400,
-    rollouts: PositiveInt = 20,
-    max_env_steps: PositiveInt = 1_000_000,
-    fresh_episodes: PositiveInt = 100,
     jobs: PositiveInt = 1,
     show: bool = False,
     finished: Path | None = None,
@@ -51,12 +48,8 @@ def search_table(
         folder: folder of the records, one file each.
         tasks: names of tasks; default: all 15.
         methods: names of methods; default: all six, and in_context with --checkpoint.
-        checkpoint: the run of a language model that learned to search, for in_context.
+        budget: budget of every run.
         seeds: number of seeds; default: 10 for searches where episodes are short, else 3.
-        iterations: proposals of a search.
-        rollouts: episodes of a proposal.
-        max_env_steps: maximum number of steps of the training of a network.
-        fresh_episodes: episodes of the chosen policy.
         jobs: number of processes at a time, of one thread each.
         show: run nothing, print what has finished.
         finished: a file that an earlier --json wrote, whose runs are copied to --folder.
@@ -69,21 +62,13 @@ def search_table(
     from lrl.search import experiments
     from lrl.search.pictures import draw_progress
     from lrl.search.tables import search_tables
-    from lrl.search.tasks import TASKS
 
-    searched = [] if checkpoint is None else [experiments.IN_CONTEXT]
-    methods = methods or [*experiments.METHODS, *searched, *experiments.NETWORKS]
-    if experiments.IN_CONTEXT in methods and not searched:
+    searched = [] if budget.checkpoint is None else [IN_CONTEXT]
+    methods = methods or [*experiments.METHODS, *searched, *NETWORKS]
+    if IN_CONTEXT in methods and not searched:
         raise ValueError("--methods has in_context; give the run that learned to search by --checkpoint.")
-    if searched and experiments.IN_CONTEXT not in methods:
+    if searched and IN_CONTEXT not in methods:
         raise ValueError("--checkpoint is given, but --methods has no in_context, the only method that uses it.")
-    budget = experiments.SearchBudget(
-        iterations=iterations,
-        rollouts=rollouts,
-        fresh_episodes=fresh_episodes,
-        max_env_steps=max_env_steps,
-        checkpoint=checkpoint,
-    )
     runs = experiments.planned(tasks or list(TASKS), methods, seeds)
     about = {"commit": commit(), "machine": machine}
     if finished is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from lrl.evaluation.report import markdown_table
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
-from lrl.search.experiments import IN_CONTEXT, METHODS, NETWORKS, UNPLAYABLE, Records, SearchRun, is_random
-from lrl.search.tasks import TASKS
+from lrl.search.experiments import METHODS, UNPLAYABLE, Records, SearchRun, is_random
+from lrl.search.tasks import IN_CONTEXT, NETWORKS, TASKS
 
 CONTROL = "random_search"
 """Name of the method with which the language model is compared."""
@@ -141,12 +142,11 @@ def rule_table(records: Records, rule: str) -> str:
     rows = []
     for name in _names(records, "task"):
         task = TASKS[name]
-        published, yardsticks = task.published, task.yardsticks
         cells = [name, str(task.num_parameters), *(_cell(records, name, method, rule) for method in methods)]
-        cells += [_number(getattr(published, row)) for row in _PUBLISHED[rule]]
+        cells += [_number(task.published[row]) for row in _PUBLISHED[rule]]
         if "best_baseline" in _PUBLISHED[rule]:
-            cells[-1] += f" {published.best_name}"
-        cells += map(_number, (yardsticks.nothing, yardsticks.random, yardsticks.ceiling))
+            cells[-1] += f" {task.published['best_name']}"
+        cells += map(_number, map(task.yardsticks.get, ("nothing", "random", "ceiling")))
         rows.append([*cells, _budget(records, name)])
     return markdown_table(heads, rows)
 
@@ -224,8 +224,7 @@ def reached_text(records: Records, rule: str) -> str:
         best = {task: _best(records, task, group, rule) for task in _names(records, "task")}
         whole = {task: round(mean, 2) for task, mean in best.items() if mean is not None}
         counts = [
-            sum(mean >= getattr(TASKS[task].published, row) for task, mean in whole.items())
-            for row in ("props", "props_plus")
+            sum(mean >= TASKS[task].published[row] for task, mean in whole.items()) for row in ("props", "props_plus")
         ]
         if whole:
             parts.append(f"{title} {counts[0]} and {counts[1]} of {len(whole)}")
@@ -257,12 +256,11 @@ def random_text(records: Records) -> str:
     sentences = []
     for name, title in _RANDOM_COUNTS.items():
         found = []
-        for task in _names(records, "task"):
-            for method in _names(records, "method"):
-                played = _played(records, task, method)
-                share = sum(one.get(name, 0) for one in played) / max(1, sum(one["iterations"] for one in played))
-                if share > (_FEW if name == "warmup" else 0):
-                    found.append(f"{task} {method} {share:.1%}")
+        for task, method in product(_names(records, "task"), _names(records, "method")):
+            played = _played(records, task, method)
+            share = sum(one.get(name, 0) for one in played) / max(1, sum(one["iterations"] for one in played))
+            if share > (_FEW if name == "warmup" else 0):
+                found.append(f"{task} {method} {share:.1%}")
         if found:
             sentences.append(f"{title}: {', '.join(found)}.")
     return " ".join(sentences)
@@ -270,25 +268,19 @@ def random_text(records: Records) -> str:
 
 def unfinished_text(records: Records) -> str:
     """Return a sentence about the runs that have not finished."""
-    missing = "; ".join(unfinished(records))
-    if not missing:
-        return "All planned runs have finished."
-    return f"Unfinished, with the seeds that have finished and those planned: {missing}."
-
-
-def unfinished(records: Records) -> list[str]:
-    """Return the planned runs without a record, as ``method task n/m, task n/m``."""
     found = []
     for method in _names(records, "method"):
-        tasks = []
-        for task in _names(records, "task"):
-            planned = _of(records, task, method)
-            finished = sum(record is not None for record in planned)
-            if finished < len(planned) and _lost(planned) != UNPLAYABLE:
-                tasks.append(f"{task} {finished}/{len(planned)}")
+        planned = {task: _of(records, task, method) for task in _names(records, "task")}
+        tasks = [
+            f"{task} {sum(record is not None for record in seeds)}/{len(seeds)}"
+            for task, seeds in planned.items()
+            if None in seeds and _lost(seeds) != UNPLAYABLE
+        ]
         if tasks:
             found.append(f"{method} {', '.join(tasks)}")
-    return found
+    if not found:
+        return "All planned runs have finished."
+    return f"Unfinished, with the seeds that have finished and those planned: {'; '.join(found)}."
 
 
 def _of(records: Records, task: str, method: str) -> list[dict[str, Any] | None]:

@@ -37,10 +37,10 @@ import yaml
 from lrl.evaluation.exact import Lake, lakes_of
 from lrl.evaluation.report import environments_table, markdown_table
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_interval
-from lrl.search.experiments import NETWORKS, UNPLAYABLE, Records, report_records
+from lrl.search.experiments import UNPLAYABLE, Records, report_records
 from lrl.search.synthetic_comparison import synthetic_table
 from lrl.search.tables import RULES, budget_table, gains_table, random_text, reached_text, rule_table, unfinished_text
-from lrl.search.tasks import TASKS
+from lrl.search.tasks import NETWORKS, TASKS
 from results.credit_truth import credit_table
 from results.summaries import baselines_table, figure_text, learning_table, minutes_text, pictures, seeds_text
 

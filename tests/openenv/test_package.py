@@ -11,8 +11,8 @@ from openenv_server import serving_app
 
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.openenv.command import write_package
 from lrl.openenv.factory import OpenEnvEnvs
-from lrl.openenv.package import write_package
 
 CARTS = GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers"), reset_options={"low": -0.01}, max_invalid=3)
 

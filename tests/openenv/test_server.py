@@ -17,7 +17,7 @@ from lrl.openenv.server import action_schema, make_environment
 
 @pytest.fixture
 def lake():
-    environment = make_environment(GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}, max_invalid=2))()
+    environment = make_environment(GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}, max_invalid=2))
     yield environment
     environment.close()
 
@@ -80,8 +80,7 @@ def test_an_exception_of_the_environment_is_an_error_of_the_protocol_and_ends_th
 
 def test_a_session_whose_environment_cannot_be_created_is_released(monkeypatch):
     makers = [lambda: 1 / 0]
-    monkeypatch.setattr(server, "make_environment", lambda envs: lambda: makers.pop()() if makers else made())
-    made = make_environment(GymnasiumEnvs("FrozenLake-v1"))
+    monkeypatch.setattr(server, "make_environment", lambda envs: makers.pop()() if makers else make_environment(envs))
     with serving(GymnasiumEnvs("FrozenLake-v1"), max_sessions=1) as url:
         with connect(f"ws{url[4:]}/ws", proxy=None) as socket, pytest.raises(ConnectionClosed):
             socket.recv(timeout=10)
@@ -101,7 +100,7 @@ def test_a_binary_message_is_an_error_of_the_protocol_and_the_session_continues(
 
 
 def test_options_of_a_reset_reach_the_environment():
-    cart = make_environment(GymnasiumEnvs("CartPole-v1"))()
+    cart = make_environment(GymnasiumEnvs("CartPole-v1"))
     texts = [ask(cart, "reset", seed=0, **options)["data"]["observation"]["text"] for options in ({}, {"low": 0.04})]
     assert texts[0] != texts[1]
     assert ask(cart, "reset", seed=0, low=1.0, high=0.0)["data"]["code"] == "EXECUTION_ERROR"

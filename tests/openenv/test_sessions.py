@@ -272,5 +272,5 @@ def test_a_rejected_action_is_an_invalid_action_and_done_without_truncated_means
 
 
 def test_an_address_without_the_protocol_raises_one_sentence():
-    with serving_app(Starlette()) as url, pytest.raises(ValueError, match="whose /schema returns status 404; it must"):
+    with serving_app(Starlette()) as url, pytest.raises(ValueError, match="cannot be read ./schema: HTTP Error 404"):
         OpenEnvEnvs(url).make(1, "direct")

@@ -22,7 +22,7 @@ def test_every_task_has_all_facts_and_its_time_limit_but_not_its_best_return(nam
     assert all(re.fullmatch(r"[^:]+: .+[.]", line) and "  " not in line for line in lines[-5:])
     assert lines[-2].endswith(f"It is cut after {task.max_steps} steps.")
     said, published = facts.render(None), task.published
-    for value in {published.props_plus, published.best_baseline, task.yardsticks.ceiling} - {None, 1.0}:
+    for value in {published["props_plus"], published["best_baseline"], task.yardsticks["ceiling"]} - {None, 1.0}:
         assert not re.search(rf"(?<![\d.-]){re.escape(f'{value:g}')}(?![\d.])", said), value
     assert not re.search(r"optim|best|maximum|solved", said)
 

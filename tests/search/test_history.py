@@ -61,10 +61,10 @@ def test_the_last_trajectories_follow_their_policies():
 
 
 def test_an_entry_is_restored_from_plain_values_and_holds_the_first_steps():
-    trajectory = [(str(i), "0", 0.5) for i in range(9)]
+    trajectory = [(str(i), "0", 0.5) for i in range(150)]
     trial = Trial(parameters=np.array([1.0, 2.0]), returns=np.array([1.0, 2.0]), env_steps=9, trajectory=trajectory)
-    entry = Entry.of(trial, 3)
-    assert (entry.value, entry.episodes, len(entry.trajectory)) == (1.5, 2, 3)
+    entry = Entry.of(trial)
+    assert (entry.value, entry.episodes, len(entry.trajectory)) == (1.5, 2, 100)
     assert Entry.restored(json.loads(json.dumps(asdict(entry)))) == entry
     assert same_parameters([entry], np.array([1.0, 2.0])) is entry
     assert same_parameters([entry], np.array([1.0, 2.1])) is None

@@ -7,12 +7,13 @@ import pytest
 from search_runs import train_to_search
 
 from lrl.chat.model import ChatModel, Completion
-from lrl.search.experiments import IN_CONTEXT, UNPLAYABLE, SearchBudget, SearchRun, planned, search
+from lrl.search.experiments import UNPLAYABLE, SearchRun, planned, search
 from lrl.search.in_context import InContextSearcher, UnplayableError
 from lrl.search.searchers import ParameterSpace, RandomSearch, Trial
 from lrl.search.synthetic import FIRST_VALIDATION, sample_function
 from lrl.search.synthetic_comparison import search_function
 from lrl.search.table_command import main
+from lrl.search.tasks import IN_CONTEXT, SearchBudget
 
 SMALL = SearchBudget(iterations=8, rollouts=2, fresh_episodes=3, checkpoint="a run")
 

@@ -12,11 +12,11 @@ from lrl.algorithms.trpo import TRPOModule
 from lrl.evaluation.statistics import headline_seed
 from lrl.files import shipped
 from lrl.registry import build
-from lrl.search.experiments import NETWORKS, SearchBudget, SearchRun, make_policy, search
+from lrl.search.experiments import SearchRun, make_policy, search
 from lrl.search.networks import _fit, _fresh_returns, block_means, settings, train
 from lrl.search.rollouts import fresh_seeds, make_batched, play_parameters
 from lrl.search.table_command import main
-from lrl.search.tasks import TASKS
+from lrl.search.tasks import NETWORKS, TASKS, SearchBudget
 from lrl.training.gradient_module import GradientModule
 
 SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)

@@ -5,13 +5,13 @@ from itertools import product
 import gymnasium as gym
 import numpy as np
 import pytest
+from search_runs import play
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.tabular import policy_values
 from lrl.search.batched import DynamicsVectorEnv
 from lrl.search.environments import CENTRE_LINES, Pong, distances, maze, nim
 from lrl.search.policies import LinearPolicy
-from lrl.search.rollouts import play_parameters
 
 
 def linear(id):
@@ -108,13 +108,13 @@ FOLLOW[0, :2], FOLLOW[2, :2] = (1, -1), (-1, 1)
 
 def test_a_linear_policy_of_pong_reaches_the_maximum_of_three_hits():
     policy, factory = linear("lrl/Pong-v0")
-    trial = play_parameters(policy, factory, FOLLOW.ravel(), np.arange(200), 1000)
+    trial = play(policy, factory, FOLLOW.ravel(), np.arange(200), 1000)
     assert trial.returns.tolist() == [3.0] * 200 and trial.env_steps == 200_000
 
 
 def test_paddles_that_do_not_follow_the_ball_rarely_hit_it():
     policy, factory = linear("lrl/Pong-v0")
-    up = play_parameters(policy, factory, np.zeros(18), np.arange(500), 1000)
+    up = play(policy, factory, np.zeros(18), np.arange(500), 1000)
     assert up.value == pytest.approx(0.2, abs=0.06)
     envs = DynamicsVectorEnv(Pong(), 4000)
     envs.reset(seed=0)
@@ -225,6 +225,6 @@ def test_the_hand_made_policy_of_navigation_returns_what_was_measured():
     weights = np.zeros((6, 3))
     weights[2, 0], weights[5, 0] = 3, -1
     weights[3, 1:], weights[1, 1:] = (6, -6), (-6, 6)
-    trial = play_parameters(policy, factory, weights.ravel(), np.arange(300), 1000)
+    trial = play(policy, factory, weights.ravel(), np.arange(300), 1000)
     assert trial.value == pytest.approx(2497, abs=250) and trial.returns.std() == pytest.approx(1218, abs=250)
     assert (trial.returns > -200).mean() > 0.5

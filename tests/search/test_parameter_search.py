@@ -4,25 +4,15 @@ import json
 
 import numpy as np
 import pytest
+from search_runs import play
 
 from lrl.evaluation.statistics import headline_seed
-from lrl.search.experiments import (
-    METHODS,
-    NETWORKS,
-    UNPLAYABLE,
-    SearchBudget,
-    SearchRun,
-    make_policy,
-    planned,
-    read_record,
-    search,
-    search_all,
-)
-from lrl.search.rollouts import fresh_seeds, play_parameters, proposal_seeds
+from lrl.search.experiments import METHODS, UNPLAYABLE, SearchRun, make_policy, planned, read_record, search, search_all
+from lrl.search.rollouts import fresh_seeds, proposal_seeds
 from lrl.search.searchers import RandomSearch
 from lrl.search.table_command import main
-from lrl.search.tables import budget_table, reached_text, search_tables, unfinished
-from lrl.search.tasks import TASKS
+from lrl.search.tables import budget_table, reached_text, search_tables, unfinished_text
+from lrl.search.tasks import NETWORKS, TASKS, SearchBudget
 
 SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
 
@@ -34,17 +24,15 @@ def test_a_record_contains_both_figures():
     searcher.setup(policy.parameter_space(), seed, 6)
     for proposal in range(6):
         seeds = proposal_seeds(seed, proposal, 3)
-        trials.append(play_parameters(policy, task.env_factory(), searcher.ask(), seeds, 500))
+        trials.append(play(policy, task.env_factory(), searcher.ask(), seeds, 500))
         searcher.tell(trials[-1])
     values = [trial.value for trial in trials]
     best = trials[int(np.argmax(values))]
     assert record["seed"] == seed and record["values"] == pytest.approx(values, abs=1e-6)
     assert record["best_iteration"] == max(values) and record["parameters"] == best.parameters.tolist()
     assert record["episodes"] == 18 and record["env_steps"] == sum(trial.env_steps for trial in trials)
-    fresh = play_parameters(policy, task.env_factory(), best.parameters, fresh_seeds(seed, 5), 500)
-    again = play_parameters(
-        policy, task.env_factory(), best.parameters, proposal_seeds(seed, record["best_proposal"], 3), 500
-    )
+    fresh = play(policy, task.env_factory(), best.parameters, fresh_seeds(seed, 5), 500)
+    again = play(policy, task.env_factory(), best.parameters, proposal_seeds(seed, record["best_proposal"], 3), 500)
     assert record["fresh"] == fresh.value and again.value == record["best_iteration"]
     assert record["fresh_ci95"][0] <= record["fresh"] <= record["fresh_ci95"][1]
     assert json.loads(json.dumps(record)) == record
@@ -178,7 +166,7 @@ def test_tables_show_both_rules_and_unfinished_runs():
         {SearchRun("maze", "ars", 0): recorded(1 - 3 * 0.1 / 9, 0.0)}, "best_iteration"
     ), "the published figure is rounded"
     assert "ars 1 and 0 of 1" in reached_text({SearchRun("maze", "ars", 0): recorded(0.964, 0.0)}, "best_iteration")
-    assert unfinished(records) == ["ars hopper 1/2", "cma_es maze 0/5, hopper 1/2"]
+    assert unfinished_text(records).endswith("those planned: ars hopper 1/2; cma_es maze 0/5, hopper 1/2.")
     assert "(best iteration): ars 1 and 0 of 1." in reached_text(records, "best_iteration")
     assert "(chosen policy on fresh episodes): ars 0 and 0 of 1." in reached_text(records, "fresh")
 
@@ -227,4 +215,4 @@ def test_a_task_that_cannot_be_played_is_marked_and_counts_as_not_reached():
     text = search_tables(random)
     assert "| maze | 9 | random replies |" in text and "in_context 0 and 0 of 4; ars 1 and 1 of 2." in text
     some = {**records, SearchRun("walker2d", "in_context", 1): None}
-    assert "| walker2d | 108 | unplayable |" in search_tables(some) and not unfinished(some)
+    assert "| walker2d | 108 | unplayable |" in search_tables(some) and unfinished_text(some).startswith("All planned")

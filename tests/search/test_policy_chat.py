@@ -21,7 +21,7 @@ def chat():
     policy.connect(FrozenLakeCodec())
     policy.language_model.configure()
     chat = PolicyChatModel("a run")
-    chat._policy = policy
+    chat.policy = policy
     return chat
 
 

@@ -16,7 +16,7 @@ from lrl.data.run_data import ValidationConfig
 from lrl.evaluation.load import load_policy
 from lrl.evaluation.statistics import headline_seed
 from lrl.policies.mlp import MLPPolicy
-from lrl.search.experiments import SearchBudget, SearchRun
+from lrl.search.experiments import SearchRun
 from lrl.search.experiments import search as plain_search
 from lrl.search.module import PromptedSearchModule
 from lrl.search.pictures import SearchPictures
@@ -24,6 +24,7 @@ from lrl.search.policies import LinearPolicy, TabularPolicy
 from lrl.search.prompted import PromptedSearcher
 from lrl.search.searchers import CMAES, CrossEntropyMethod, RandomSearch
 from lrl.search.stand_in import HillClimbingChatModel
+from lrl.search.tasks import SearchBudget
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.progress import ConsoleProgress
 

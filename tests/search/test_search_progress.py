@@ -54,7 +54,7 @@ def test_there_is_a_panel_for_each_task_and_the_published_figure(tmp_path, monke
     assert [axes.get_title() for axes in figure.axes] == [name.replace("_", " ") for name in TASKS]
     for axes, task in zip(figure.axes, TASKS.values()):
         (level,) = [line for line in axes.lines if line.get_linestyle() == "--"]
-        assert list(level.get_ydata()) == [task.published.props] * 2
+        assert list(level.get_ydata()) == [task.published["props"]] * 2
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["ars", "published ProPS"]
     assert figure.axes[3].get_ylim()[0] > -20, "the first policy does not set the axis"

@@ -7,17 +7,10 @@ import pytest
 from results import command as results
 from results.documentation import fill_tables
 
-from lrl.search.experiments import (
-    SearchBudget,
-    SearchRun,
-    best_so_far,
-    report_records,
-    search,
-    search_report,
-    write_report,
-)
+from lrl.search.experiments import SearchRun, best_so_far, report_records, search, search_report, write_report
 from lrl.search.table_command import main
 from lrl.search.tables import budget_table, rule_table, search_tables
+from lrl.search.tasks import SearchBudget
 
 SMALL = SearchBudget(iterations=6, rollouts=3, fresh_episodes=5)
 

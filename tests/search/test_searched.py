@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 from gymnasium import spaces
+from search_runs import play
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.cli.watch import main
@@ -13,7 +14,6 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_policy
 from lrl.search.policies import LinearPolicy, TabularPolicy
-from lrl.search.rollouts import play_parameters
 from lrl.search.searchers import ParameterSpace
 from lrl.types import RandomKeys
 
@@ -149,7 +149,7 @@ def test_the_evaluation_plays_the_policy_of_the_search(id):
     connected(policy, *envs.spaces)
     policy.load_parameters(policy.parameter_space().sample(np.random.default_rng(3)))
     results = evaluate_policy(policy, envs, 6, 100, 4)
-    trial = play_parameters(policy, envs, policy.parameters_vector, range(100, 106), 1000)
+    trial = play(policy, envs, policy.parameters_vector, range(100, 106), 1000)
     assert results.returns == pytest.approx(trial.returns, rel=1e-5) and results.lengths.sum() == trial.env_steps
 
 
@@ -185,6 +185,6 @@ def test_a_checkpoint_is_evaluated_by_the_common_command(kind, id, values, tmp_p
     loaded = load_policy(tmp_path / "last.ckpt")
     assert loaded.policy.parameters_vector == pytest.approx(values) and loaded.info["env_steps"] == 3
     results = evaluate_policy(loaded.policy, loaded.env_factory, 3, 0, 2, loaded.policy.sampling_at(0.0))
-    played = play_parameters(loaded.policy, loaded.env_factory, np.asarray(values), range(3), 500)
+    played = play(loaded.policy, loaded.env_factory, np.asarray(values), range(3), 500)
     assert results.returns == pytest.approx(played.returns)
     main("lrl watch", ["--checkpoint", str(tmp_path / "last.ckpt"), "--turns", "2"])
