@@ -319,7 +319,7 @@ class GradientModule(PolicyModule, ABC):
         if self.needs_reference:
             self.policy.build_reference(warm_started=self.init_from is not None)
         if self.device_mesh is not None:
-            shard_weights(self.policy, self.device_mesh)
+            shard_weights(self.policy, cast(Any, self.device_mesh))
 
     @property
     def overwritten_names(self) -> set[str]:

@@ -15,7 +15,7 @@ import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import CSVLogger
 
-from lrl.evaluation.exact import Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
+from lrl.evaluation.exact import ExactResults, Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
 from lrl.evaluation.pictures import Curve, aggregate, draw_curves, draw_policy, read_series
 from lrl.functional.distributed import unsharded
 from lrl.policies.policy import Policy
@@ -52,12 +52,9 @@ class PolicyPicture(L.Callback):
             self._draw_curve(trainer, baselines, folder)
 
     def _draw_policy(self, trainer: L.Trainer, pl_module: L.LightningModule, lake: Lake, folder: Path) -> None:
-        policy: Any = pl_module.policy
-        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
-            greedy = exact_evaluation(policy, [lake]).success[0]
-            sampled = exact_evaluation(policy, [lake], policy.sampling_at(1.0), self.samples)
+        greedy, sampled = _evaluated(trainer, pl_module, lake, self.samples)
         if trainer.is_global_zero:
-            title = f"exact success {greedy:.3f}, optimum {lake.optimum:.3f}"
+            title = f"exact success {greedy.success[0]:.3f}, optimum {lake.optimum:.3f}"
             draw_policy(lake, sampled.decisions[0], folder / "policy.png", title)
 
     def _draw_curve(self, trainer: L.Trainer, baselines: Mapping[str, float], folder: Path) -> None:
@@ -72,6 +69,13 @@ class PolicyPicture(L.Callback):
         if curves:
             names = "\n".join(curve.label for curve in curves)
             draw_curves(curves, names, "env_steps", folder / "learning_curve.png", baselines)
+
+
+def _evaluated(trainer: L.Trainer, module: Any, lake: Lake, samples: int) -> tuple[ExactResults, ExactResults]:
+    """Return the exact evaluations of the greedy policy, and of the policy sampled at temperature 1."""
+    policy = module.policy
+    with trainer.precision_plugin.forward_context(), unsharded(module):
+        return exact_evaluation(policy, [lake]), exact_evaluation(policy, [lake], policy.sampling_at(1.0), samples)
 
 
 _SOLVED = 0.97
@@ -109,13 +113,10 @@ class ExactSuccess(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log whether a run on a single map solved it, and the states with wrong actions."""
-        module: Any = pl_module
         lakes = self._lakes(trainer)
         if len(lakes) != 1 or trainer.interrupted:
             return
-        with trainer.precision_plugin.forward_context(), unsharded(pl_module):
-            greedy = exact_evaluation(module.policy, lakes)
-            sampled = exact_evaluation(module.policy, lakes, module.policy.sampling_at(1.0), self.samples)
+        greedy, sampled = _evaluated(trainer, pl_module, lakes[0], self.samples)
         if trainer.is_global_zero:
             _log_solved(lakes[0], float(greedy.success[0]), greedy.decisions[0], sampled.decisions[0])
 

@@ -13,40 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from lrl.evaluation.load import last_checkpoint
 from lrl.files import resolve
 from lrl.functional.distributed import is_sharded_checkpoint, read_checkpoint, shard
 from lrl.lm.heads import VALUE_HEAD_FILE, VALUE_HEAD_FOLDER
-from lrl.lm.model import LanguageModel
 from lrl.policies.policy import Policy
-
-
-def shard_language_model(language_model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Shard the weights, and those of a copied reference, over the ranks of ``mesh`` (FSDP2).
-
-    Raises:
-        ValueError: If the weights are quantised, whose 4-bit blocks cannot be split, or the critic has an adapter:
-            FSDP2 reduces the gradients of a block once, but actor and critic both use it.
-    """
-    if language_model.has_critic_adapter:
-        raise ValueError("value_head.adapter is true, which FSDP2 cannot shard; it must be false, or the strategy ddp.")
-    if language_model.config.quantization is not None:
-        raise ValueError(
-            f"language_model.quantization is {language_model.config.quantization!r}, which FSDP2 cannot shard; "
-            "it must be null, or trainer.strategy ddp."
-        )
-    if language_model.lower is not None:  # otherwise ranks gather the weights of the lower layers at different times
-        logging.getLogger("lrl").warning(
-            "lora.last_layers is set and the weights are sharded (FSDP2); the states of the layers below are computed "
-            "in every pass and not cached."
-        )
-        language_model.lower = None
-    language_model.chunks = False  # FSDP2 gathers the head's weights only in passes of the whole model
-    for model in (language_model.model, *language_model.copied_reference):
-        shard(model, mesh)
 
 
 def initial_weights(source: str) -> dict[str, Tensor]:
@@ -180,11 +153,17 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
         raise ValueError(f"model.init_from is {source!r}; it lacks {missing[:3]}, which this policy has.")
 
 
-def shard_weights(policy: Policy, mesh: DeviceMesh) -> None:
-    """Shard the language model and value head of a policy over ranks, under ``ModelParallelStrategy``.
+def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
+    """Shard the weights of a policy, and those of a copied reference, over ranks (FSDP2).
+
+    Args:
+        policy: configured policy.
+        mesh: device meshes ``data_parallel`` and ``tensor_parallel`` of ``ModelParallelStrategy``.
 
     Raises:
-        ValueError: If tensor parallelism is configured, or a trained weight cannot be sharded.
+        ValueError: If tensor parallelism is configured, or a trained weight cannot be sharded. Quantised weights are
+            blocks of 4 bits that cannot be split. FSDP2 reduces the gradients of a block once, but with an adapter of
+            the critic, actor and critic both use it.
     """
     if mesh["tensor_parallel"].size() > 1:
         raise ValueError(
@@ -192,9 +171,22 @@ def shard_weights(policy: Policy, mesh: DeviceMesh) -> None:
             "data_parallel_size the number of devices."
         )
     if policy.trunk is not None:
-        shard_language_model(policy.trunk.language_model, mesh["data_parallel"])
-        if policy.trunk.value_head is not None:
-            shard(policy.trunk.value_head, mesh["data_parallel"])
+        language_model = policy.trunk.language_model
+        if language_model.has_critic_adapter or language_model.config.quantization is not None:
+            raise ValueError(
+                "value_head.adapter is true or language_model.quantization is set, which FSDP2 cannot shard; they must "
+                "be false and null, or trainer.strategy ddp."
+            )
+        if language_model.lower is not None:  # otherwise ranks gather the lower layers' weights at different times
+            logging.getLogger("lrl").warning(
+                "lora.last_layers is set and the weights are sharded (FSDP2); the states of the layers below are "
+                "computed in every pass and not cached."
+            )
+            language_model.lower = None
+        language_model.chunks = False  # FSDP2 gathers the head's weights only in passes of the whole model
+        for model in (language_model.model, *language_model.copied_reference, policy.trunk.value_head):
+            if model is not None:
+                shard(model, mesh["data_parallel"])
     if any(weight.requires_grad and not isinstance(weight, DTensor) for weight in policy.parameters()):
         raise ValueError(f"trainer.strategy shards, which {type(policy).__name__} cannot be; it must be ddp.")
 
