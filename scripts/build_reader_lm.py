@@ -13,11 +13,10 @@ minutes of training was half as high: the model found the colour or the kind of 
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
+import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ import torch
 from build_tiny_lm import ASSETS, GRAMMAR, batches, build_model, warm_up_and_decay
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from lrl.cli.command import command
 
 OFFSETS = (1, 2, 3)
 """Distance in tokens at which heads 0, 1 and 2 of the first layer attend."""
@@ -177,25 +178,20 @@ def accuracy(model: Any, tokenizer: Any, count: int = 200) -> float:
     return float((model(ids[:, :-1]).logits.argmax(-1) == ids[:, 1:])[asked[:, 1:]].float().mean())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def build(*, output: Path = Path("assets/reader-lm"), seed: int = 0, steps: int = 900) -> None:
     """Build and save the model and its tokenizer."""
     from transformers import AutoTokenizer
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("assets/reader-lm"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=900)
-    options = parser.parse_args(arguments)
     tokenizer = AutoTokenizer.from_pretrained(ASSETS)
-    model = build_model(tokenizer, options.seed)
+    model = build_model(tokenizer, seed)
     model.set_attn_implementation("eager")
     look_back(model)
-    train(model, tokenizer, options.seed, options.steps)
+    train(model, tokenizer, seed, steps)
     model.generation_config.do_sample = True
-    model.to(torch.bfloat16).save_pretrained(options.output)
-    tokenizer.save_pretrained(options.output)
+    model.to(torch.bfloat16).save_pretrained(output)
+    tokenizer.save_pretrained(output)
     print(f"accuracy in unseen rooms: {accuracy(model, tokenizer):.3f}")
 
 
 if __name__ == "__main__":
-    main()
+    command(build)("build_reader_lm.py", sys.argv[1:])

@@ -8,13 +8,13 @@ from ``grammar.json``. Its responses therefore have the right format, and it pre
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
 import re
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
 
+from lrl.cli.command import command
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.lm.chat_template import CHATML
 from lrl.prompts import Message, get_response_format
@@ -274,21 +275,15 @@ def train(model: Any, stream: Iterator[tuple[Tensor, Tensor]], steps: int, peak:
             print(f"step {step:5d}  loss {loss.item():.4f}  {time.perf_counter() - started:6.1f} s", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def build(*, output: Path = Path("assets/tiny-lm"), seed: int = 0, steps: int = 600, batch_tokens: int = 5000) -> None:
     """Build and save the model and its tokenizer."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=Path("assets/tiny-lm"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--batch_tokens", type=int, default=5000)
-    options = parser.parse_args(arguments)
-    tokenizer = build_tokenizer(options.seed)
-    model = build_model(tokenizer, options.seed)
-    train(model, batches(tokenizer, options.seed, options.steps, options.batch_tokens), options.steps)
+    tokenizer = build_tokenizer(seed)
+    model = build_model(tokenizer, seed)
+    train(model, batches(tokenizer, seed, steps, batch_tokens), steps)
     model.generation_config.do_sample = True
-    model.to(torch.bfloat16).save_pretrained(options.output)
-    tokenizer.save_pretrained(options.output)
+    model.to(torch.bfloat16).save_pretrained(output)
+    tokenizer.save_pretrained(output)
 
 
 if __name__ == "__main__":
-    main()
+    command(build)("build_tiny_lm.py", sys.argv[1:])
