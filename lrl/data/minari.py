@@ -5,16 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, final
+from typing import Literal, final
 
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
 from lrl.data.sources import Augmentation, Demonstrations, LazyDemonstrations, Reasoning
 from lrl.envs.factory import EnvFactory
-from lrl.envs.minari_reader import DatasetReader, download
+from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
 from lrl.functional.random import counter_hash, permutation
 from lrl.lm.frozen_states import LRUCache
 from lrl.policies.policy import Policy
@@ -24,18 +24,6 @@ from lrl.types import Demonstration, NativeTurn, PastTurn
 
 _BLOCK = 2**15
 """Number of demonstrations that are shuffled together; about twice as many are cached."""
-
-
-class _Episode(NamedTuple):
-    """Holds a demonstrated episode, which is transformed if it is a copy."""
-
-    observations: Sequence[Any]
-    actions: Sequence[Any]
-    """Actions that were taken, one per observation."""
-    advised: dict[int, Any]
-    """Step to advised action."""
-    context: Any
-    """Context of the codec."""
 
 
 class MinariTurns(LazyDemonstrations):
@@ -60,7 +48,7 @@ class MinariTurns(LazyDemonstrations):
         self._cache: LRUCache[Sequence[Demonstration]] = LRUCache(max(2 * _BLOCK, int(steps.max())))
 
     @abstractmethod
-    def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> Sequence[Demonstration]:
+    def _demonstrate(self, episode: StoredEpisode, steps: list[int], key: tuple[int, ...]) -> Sequence[Demonstration]:
         """Return the demonstrations of some steps of an episode.
 
         Args:
@@ -98,8 +86,10 @@ class MinariTurns(LazyDemonstrations):
                 rng = np.random.default_rng([source.seed, index, copy])
                 observations, actions = source.augmentation.augment(observations, actions, rng)
             advised = dict(zip(advice, actions[num_steps:], strict=True))
-            episode = _Episode(observations, actions[:num_steps], advised, stored.context)
-            return self._demonstrate(episode, steps, (source.seed, index, copy) if copy else (source.seed, index))
+            shown = {"observations": observations, "actions": actions[:num_steps], "advised_actions": advised}
+            return self._demonstrate(
+                replace(stored, **shown), steps, (source.seed, index, copy) if copy else (source.seed, index)
+            )
         except (ValueError, LookupError, TypeError) as error:  # raised by codecs for unknown data
             raise ValueError(
                 f"demonstrations.dataset_id is {source.dataset_id!r}, whose episode {index} cannot be written as "
@@ -130,19 +120,21 @@ class MinariTurns(LazyDemonstrations):
 class TextTurns(MinariTurns):
     """Demonstrates steps as text: the observation, the response in the policy's format, and the history."""
 
-    def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
+    def _demonstrate(self, episode: StoredEpisode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
         codec, policy, num_steps = self._codec, self._policy, len(episode.actions)
         assert policy.prompt is not None
         history = policy.prompt.history
         random_bits = counter_hash("demonstration", *key, np.arange(num_steps)).tolist()
         texts = [codec.observation_to_text(observation, episode.context) for observation in episode.observations]
-        action_texts = [codec.action_to_text(action) for action in (*episode.actions, *episode.advised.values())]
+        action_texts = [
+            codec.action_to_text(action) for action in (*episode.actions, *episode.advised_actions.values())
+        ]
         write = partial(self._source.reasoning.write_response, policy, codec)
         rows = zip(texts, action_texts[:num_steps], random_bits, strict=True)
         turns = [PastTurn(text, write(text, action_text, bits)) for text, action_text, bits in rows]
         advised = {
             step: write(texts[step], action_text, random_bits[step])
-            for step, action_text in zip(episode.advised, action_texts[num_steps:], strict=True)
+            for step, action_text in zip(episode.advised_actions, action_texts[num_steps:], strict=True)
         }
         return [
             Demonstration(
@@ -158,9 +150,10 @@ class TextTurns(MinariTurns):
 class NativeTurns(MinariTurns):
     """Demonstrates steps as native observations and actions."""
 
-    def _demonstrate(self, episode: _Episode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
+    def _demonstrate(self, episode: StoredEpisode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
         turns = (
-            NativeTurn(episode.observations[step], episode.advised.get(step, episode.actions[step])) for step in steps
+            NativeTurn(episode.observations[step], episode.advised_actions.get(step, episode.actions[step]))
+            for step in steps
         )
         return [Demonstration(native=turn) for turn in turns]
 

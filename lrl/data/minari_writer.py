@@ -51,10 +51,6 @@ class Advisor:
             raise ValueError("advisor is expert, but policy acts natively; it must be a run that acts natively.")
         self.actor = actor
 
-    def prepare(self, envs: VectorEnv) -> None:
-        """Configure the environments to return the information that the advisor needs."""
-        self.actor.prepare(envs)
-
     def advise(self, shown: Sequence[Any], native: Sequence[Any], episodes: np.ndarray, turn: np.ndarray) -> list[Any]:
         """Return the advisor's native actions.
 
@@ -144,7 +140,7 @@ class _RecordedEnvs(EnvFactory):
         envs: Any = self.env.make(num_envs, response_format)  # Gymnasium does not type set_attr
         envs.set_attr("records", True)
         if self.advisor is not None:
-            self.advisor.prepare(envs)
+            self.advisor.actor.prepare(envs)
         return envs
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import gymnasium as gym
@@ -203,9 +203,10 @@ class PromptEnv(VectorEnv):
             self.action_space = batch_space(single[1], num_envs)
         self.noise_seed: Any = None
         self.max_past_turns = 0
-        self._rows, self._rewards, self._codec, self._seed = rows, tuple(rewards), codec, seed
+        self._rows, self._rewards, self._codec = rows, tuple(rewards), codec
         self._native_action_space = None if spaces is None else spaces[1]
-        self._permutations: dict[int, np.ndarray] = {}
+        # A batch spans few passes, so older permutations are not needed.
+        self._permutation = lru_cache(4)(partial(permutation, len(rows), "rows", seed))
         self._current: list[Row] = [rows[0]] * num_envs
 
     @property
@@ -321,11 +322,7 @@ class PromptEnv(VectorEnv):
 
     def _row_index(self, counter: int) -> int:
         number, position = divmod(counter, len(self._rows))
-        if number not in self._permutations:
-            if len(self._permutations) >= 4:  # a batch spans few passes, so older permutations are not needed
-                self._permutations.clear()
-            self._permutations[number] = permutation(len(self._rows), "rows", self._seed, number)
-        return int(self._permutations[number][position])
+        return int(self._permutation(number)[position])
 
     def _validated(self, name: str, values: ArrayLike) -> np.ndarray:
         array = np.asarray(values)
