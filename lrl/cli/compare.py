@@ -86,9 +86,10 @@ def _power(result: Comparison) -> list[str]:
     """Return the lines with the smallest detectable difference and the seeds that the observed difference needs."""
     from lrl.evaluation.comparison import POWER
 
-    pairs, needed = len(result.seeds), result.pairs_needed()
-    if math.isnan(needed):
+    pairs = len(result.seeds)
+    if pairs < 2:
         return ["the detectable difference cannot be estimated from one pair"]
+    needed = result.pairs_needed()
     smallest = f"{pairs} seeds detect a difference of {result.smallest_effect():.4g} with probability {POWER:g}"
     if math.isinf(needed):
         return [smallest, "the observed difference is 0, which no number of seeds detects"]

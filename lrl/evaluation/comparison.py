@@ -55,8 +55,8 @@ class Comparison:
 
     @property
     def standard_deviation(self) -> float:
-        """Return the standard deviation of the differences; nan for a single pair."""
-        return float(self.differences.std(ddof=1)) if len(self.seeds) > 1 else math.nan
+        """Return the standard deviation of the differences of at least two pairs."""
+        return float(self.differences.std(ddof=1))
 
     def interval(self, bootstrap: bool) -> Interval | None:
         """Return the 95% interval of the mean difference, or None with fewer than five pairs.
@@ -70,18 +70,14 @@ class Comparison:
         return bootstrap_interval(self.differences) if bootstrap else t_interval(self.differences)
 
     def smallest_effect(self) -> float:
-        """Return the smallest difference that this many pairs detect with power 0.8; nan for a single pair."""
-        if len(self.seeds) < 2:
-            return math.nan
+        """Return the smallest difference that these pairs, at least two, detect with power 0.8."""
         return smallest_effect(len(self.seeds)) * self.standard_deviation
 
     def pairs_needed(self) -> float:
         """Return the number of pairs, at least 2, that detect the observed mean difference with power 0.8.
 
-        It is infinite if the mean difference is 0, and nan for a single pair.
+        It is infinite if the mean difference is 0. There must be at least two pairs to estimate their deviation.
         """
-        if len(self.seeds) < 2:
-            return math.nan
         if self.mean == 0:
             return math.inf
         spread = self.standard_deviation
