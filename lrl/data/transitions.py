@@ -106,7 +106,7 @@ class TransitionsDataModule(ClockedDataModule):
         parts: dict[Split, list[tuple[Tensor, Tensor]]] = {}
         before = 0
         for reader in readers:
-            self._check_spaces(reader)
+            reader.check_spaces(*spaces, "data.dataset_id")
             for split, episodes in self._split(reader).items():
                 indices.setdefault(split, []).append(before + episodes)
                 own = parts.setdefault(split, [])
@@ -123,15 +123,6 @@ class TransitionsDataModule(ClockedDataModule):
                 inputs, rewards = zip(*rows)
                 self._rows[split] = torch.cat(inputs), torch.cat(rewards)
         self._check_rows()
-
-    def _check_spaces(self, reader: DatasetReader) -> None:
-        expected = {"observation": self.observation_space, "action": self.action_space}
-        for name, space in (("observation", reader.observation_space), ("action", reader.action_space)):
-            if space != expected[name]:
-                raise ValueError(
-                    f"data.dataset_id has {reader.dataset_id!r}, whose {name} space is {space}; it must be "
-                    f"{expected[name]}, that of {self.dataset_ids[0]!r}."
-                )
 
     def _split(self, reader: DatasetReader) -> dict[Split, np.ndarray]:
         """Split the indices of episodes at random; the validation split is that of ``MinariDemonstrations``."""

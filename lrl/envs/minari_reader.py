@@ -124,10 +124,10 @@ class DatasetReader:
         return returns
 
     def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, key: str) -> None:
-        """Check that the spaces are those of an environment and contain all values.
+        """Check that the spaces are those of an environment or another data set and contain all values.
 
         Args:
-            observation_space: native observation space of the environment.
+            observation_space: native observation space.
             action_space: native action space, to whose bounds actions are clipped from now on.
             key: configuration key of the data set, for error messages.
 
@@ -137,10 +137,7 @@ class DatasetReader:
         stored = self.observation_space, self.action_space
         for name, own, expected in zip(("observation", "action"), stored, (observation_space, action_space)):
             if not spaces_match(own, expected):
-                raise ValueError(
-                    f"{key} is {self.dataset_id!r}, whose {name} space is {own}; it must be that of the environment, "
-                    f"{expected}."
-                )
+                raise ValueError(f"{key} is {self.dataset_id!r}, whose {name} space is {own}; it must be {expected}.")
         native = to_minari_space(observation_space), to_minari_space(action_space)
         if native != stored:
             self._action_bounds = native[1]

@@ -475,11 +475,7 @@ def test_episodes_without_their_context_raise_one_sentence(model, copied):
 @pytest.mark.parametrize(
     ("dataset_id", "env", "complaint"),
     [
-        (
-            "lrl/cartpole-v0",
-            "lrl/lakes-v0",
-            r"whose observation space is Box.*; it must be that of the env.*Discrete\(16",
-        ),
+        ("lrl/cartpole-v0", "lrl/lakes-v0", r"whose observation space is Box.*; it must be Discrete\(16"),
         ("lrl/lakes-v0", "lrl/goto-v0", "whose observation space is Discrete"),
         ("lrl/goto-v0", "lrl/pendulum-v0", "whose observation space is Dict"),
     ],

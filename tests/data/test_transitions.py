@@ -123,7 +123,7 @@ def test_data_sets_of_other_spaces_are_named():
     write()
     write("lrl/more-v0", actions=3)
     with pytest.raises(
-        ValueError, match=r"data.dataset_id has 'lrl/more-v0', whose action space is Discrete\(3\); it m"
+        ValueError, match=r"data.dataset_id is 'lrl/more-v0', whose action space is Discrete\(3\); it m"
     ):
         loaded(dataset_id=["lrl/numbers-v0", "lrl/more-v0"])
 
