@@ -348,32 +348,20 @@ class LocalLevel(RoomGridLevel):
 
     def gen_mission(self) -> None:
         """Place the agent and the objects, and create the instruction."""
-        missions = {
-            "goto": self._goto,
-            "pickup": self._pickup,
-            "open": self._open,
-            "putnext": self._putnext,
-            "pickup_seq_goto": self._pickup_seq_goto,
-        }
-        self.instrs: Instr = missions[self.task]()
-
-    def _goto(self) -> Instr:
-        (target,) = self._place_objects(1)
-        return GoToInstr(target)
-
-    def _pickup(self) -> Instr:
-        (target,) = self._place_objects(1)
-        return PickupInstr(target)
-
-    def _putnext(self) -> Instr:
-        first, second = self._place_objects(2)
-        return PutNextInstr(first, second)
-
-    def _pickup_seq_goto(self) -> Instr:
-        first, second = self._place_objects(2)
-        if self._rand_elem(["before", "after"]) == "before":
-            return BeforeInstr(PickupInstr(first), GoToInstr(second))
-        return AfterInstr(GoToInstr(second), PickupInstr(first))
+        if self.task == "open":
+            self.instrs: Instr = self._open()
+            return
+        first, *others = self._place_objects(1 if self.task in ("goto", "pickup") else 2)
+        if self.task == "goto":
+            self.instrs = GoToInstr(first)
+        elif self.task == "pickup":
+            self.instrs = PickupInstr(first)
+        elif self.task == "putnext":
+            self.instrs = PutNextInstr(first, others[0])
+        elif self._rand_elem(["before", "after"]) == "before":
+            self.instrs = BeforeInstr(PickupInstr(first), GoToInstr(others[0]))
+        else:
+            self.instrs = AfterInstr(GoToInstr(others[0]), PickupInstr(first))
 
     def _open(self) -> Instr:
         color = self._rand_elem(_DOOR_COLORS[self.split])
