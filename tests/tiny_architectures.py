@@ -185,8 +185,7 @@ PATHS = {
     "one_token": ({}, {"share_prompts": False}, {"pack_tokens": 60}, {"length_groups": 2}),
     "sentences": ({}, {"share_prompts": False}, {"length_groups": 2}),
     "text": ({}, {"share_prompts": False}, {"pack_tokens": 60}, {"recompute_logprobs": True}),
-    "last": ({},),
-    "mean": ({},),
+    "head": ({},),
 }
 """By kind of policy, the settings that lay its passes out in different ways."""
 
@@ -196,8 +195,8 @@ def policy_of(kind, folder, dtype="float32", lora=None, **settings):
     own = {name: settings.pop(name) for name in ("share_prompts", "recompute_logprobs") if name in settings}
     model = LanguageModelConfig(name=folder, dtype=dtype, lora=lora, **own)
     prompt = PromptTemplate(response_format="direct", system="", history=1)
-    if kind in ("last", "mean"):
-        policy = HeadPolicy(model, critic=None, init_seed=0, pooling=kind, **settings)
+    if kind == "head":
+        policy = HeadPolicy(model, critic=None, init_seed=0, **settings)
         policy.connect_spaces(gym.spaces.Text(99), gym.spaces.Discrete(4))
     elif kind == "text":
         head = ValueHeadConfig(init_seed=0)
@@ -212,7 +211,7 @@ def policy_of(kind, folder, dtype="float32", lora=None, **settings):
 
 def acted(kind, policy, rows=6):
     """Decisions of a policy in a few states."""
-    seen, memory = (TEXTS, [()] * 6) if kind in ("last", "mean") else (SEEN, MEMORY)
+    seen, memory = (TEXTS, [()] * 6) if kind == "head" else (SEEN, MEMORY)
     zeros = np.zeros(rows, dtype=np.int64)
     keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(rows), turn=zeros)
     return policy.act(seen[:rows], memory[:rows], keys)
@@ -232,11 +231,10 @@ def plain_results(kind, policy, decisions):
     """Expected evaluation of decisions, by passes over one row: distributions and values, turn by turn."""
     policy.eval()
     model, inputs, results = policy.language_model.model, decisions.inputs, []
-    if kind in ("last", "mean"):
+    if kind == "head":
         for ids, seen in zip(inputs["text_ids"], inputs["text_mask"], strict=True):
             states = alone(model, ids[seen].tolist())[1]
-            outputs = policy.layers(states[-1] if kind == "last" else states.mean(0))
-            results.append((torch.log_softmax(outputs, -1)[None], torch.zeros(1)))
+            results.append((torch.log_softmax(policy.layers(states[-1]), -1)[None], torch.zeros(1)))
         return results
     for row, (ids, seen) in enumerate(zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)):
         prompt, mask = ids[seen].tolist(), decisions.response_mask[row]

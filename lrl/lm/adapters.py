@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +30,8 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
 
     Raises:
         ValueError: If ``target_modules`` matches nothing or tied weights, ``last_layers`` exceeds the number of layers,
-            a key of ``rank_pattern`` matches no adapter, the embeddings of added tokens would stay frozen, or peft does
-            not support the combination, such as experts with dropout.
+            the embeddings of added tokens would stay frozen, or peft does not support the combination, such as experts
+            with dropout.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -49,7 +48,6 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
     adapters = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
-        rank_pattern=dict(lora.rank_pattern),
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         **_places(model, lora, wanted),
@@ -59,7 +57,7 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
-        warnings.filterwarnings("ignore", _UNMATCHED)  # a rank is an error below
+        warnings.filterwarnings("ignore", _UNMATCHED)
         torch.manual_seed(config.init_seed)
         try:
             wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
@@ -69,7 +67,6 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
             raise ValueError(
                 f"lora.{key} is {getattr(lora, key)!r}, which is not possible for {config.name!r}: {error}{others}"
             ) from error
-    _check_ranks(wrapped, lora)
     if config.added_tokens and (frozen := frozen_embeddings(wrapped)):
         raise ValueError(
             f"language_model.added_tokens is set and lora.modules_to_save does not name {frozen[0]!r}, so that the new "
@@ -147,19 +144,6 @@ def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, An
     }
 
 
-def _check_ranks(model: nn.Module, lora: LoRAConfig) -> None:
-    """Check that each key of ``rank_pattern`` matches an adapter, by the rules of peft.
-
-    Raises:
-        ValueError: If a key matches no adapter.
-    """
-    adapted = [name.removesuffix(".lora_A") for name, _ in model.named_modules() if name.endswith(".lora_A")]
-    for key in lora.rank_pattern:
-        if not any(re.match(rf"(.*\.)?({key})$", name) for name in adapted):
-            names = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in adapted}))
-            raise ValueError(f"lora.rank_pattern names {key!r}, which matches no adapter; there are {names}.")
-
-
 @torch.no_grad()
 def _not_linear(model: nn.Module) -> list[str]:
     """Return the names of layers that derive from a linear layer but compute something else, such as expert routers.
@@ -235,30 +219,8 @@ def freeze_second_adapter(model: Any) -> None:
     use_adapter(model, "default")
 
 
-def add_critic_adapter(model: Any, config: LanguageModelConfig) -> None:
-    """Add an adapter ``critic`` of the same shape as ``default``, initialised to zero like ``default``.
-
-    Raises:
-        ValueError: If the actor has no adapter, or gradient checkpointing is on: the backward pass would recompute the
-            critic's layers with the actor's adapter.
-    """
-    if config.lora is None:
-        raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
-    if config.gradient_checkpointing:
-        raise ValueError(
-            "value_head.adapter and language_model.gradient_checkpointing are both true; one of them must be false."
-        )
-    if "critic" in model.peft_config:
-        return
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", _UNMATCHED)
-        torch.manual_seed(config.init_seed + 1)
-        model.add_adapter("critic", copy.deepcopy(model.peft_config["default"]))
-    use_adapter(model, "default")
-
-
 def use_adapter(model: Any, name: str) -> None:
-    """Activate one adapter. All but ``reference`` stay trainable: peft would freeze the inactive ones."""
+    """Activate one adapter. ``default`` stays trainable: peft would freeze an inactive adapter."""
     model.set_adapter(name)
     for parameter_name, parameter in model.named_parameters():
         adapters = set(parameter_name.split(".")) & set(model.peft_config)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -31,18 +30,9 @@ class LoRAConfig:
     last_layers: PositiveInt | None = None
     """Adapt only this many layers at the end; null adapts all. The states below the lowest adapter are computed once
     per turn and cached, see ``language_model.state_cache_mb``."""
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    """Ranks other than ``r``, by the name of a module, the end of its path, or a regular expression for that."""
 
     def __post_init__(self) -> None:
         check_fields(self, "lora")
-        for name, rank in self.rank_pattern.items():
-            try:
-                re.compile(name)
-            except re.error as error:
-                raise ValueError(f"lora.rank_pattern has {name!r}, which is no regular expression: {error}.") from error
-            if rank < 1:
-                raise ValueError(f"lora.rank_pattern gives {name!r} the rank {rank}; it must be at least 1.")
         if not self.target_modules:
             raise ValueError(f"lora.target_modules is {self.target_modules!r}; it must name layers, or be all-linear.")
 
@@ -107,9 +97,7 @@ class LanguageModelConfig:
                 f"language_model.quantization is nf4 and language_model.name {self.name!r}, a GGUF file, whose weights "
                 "are 16 or 32 bits wide once loaded; unset quantization."
             )
-        if self.quantization and self.random_init:
-            raise ValueError("language_model.quantization is nf4 and random_init true; unset one of them.")
-        for key in ("ordered_numbers", "number_tokens"):
+        for key in ("random_init", "ordered_numbers", "number_tokens"):
             if self.quantization and getattr(self, key):
                 raise ValueError(f"language_model.quantization is nf4 and {key} true; unset one of them.")
         if "" in self.added_tokens or len(set(self.added_tokens)) < len(self.added_tokens):

@@ -421,14 +421,7 @@ class ValueHeadConfig:
     """A critic on the hidden state from which a token is predicted: it depends on all tokens before that one."""
 
     hidden_sizes: Sequence[int] = ()
-    """Sizes of the hidden layers; none is a linear head."""
-    activation: str = "relu"
-    """The activation between layers."""
-    per_token: bool = True
-    """Whether each token of a response has its own value; else all have the value at the prompt's last token."""
-    adapter: bool = False
-    """Whether the critic has its own adapter in the language model, with the shape of ``language_model.lora``. Values
-    then need an additional forward pass."""
+    """Sizes of the hidden layers, which are followed by ReLU; none is a linear head."""
     detach: bool = False
     """Whether the gradient of the value loss stops at the head. ``trainer.gradient_clip_val`` clips one norm over
     both."""
@@ -438,12 +431,6 @@ class ValueHeadConfig:
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.hidden_sizes):
             raise ValueError(f"value_head.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
-        if self.adapter and self.detach:
-            raise ValueError("value_head.adapter and detach are both true: the adapter would learn nothing; unset one.")
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"value_head.activation is {self.activation!r}; it must be one of {', '.join(ACTIVATIONS)}."
-            )
 
 
 class ValueHead(nn.Module):
@@ -456,9 +443,9 @@ class ValueHead(nn.Module):
 
     def __init__(self, config: ValueHeadConfig, hidden_size: int) -> None:
         super().__init__()
-        self.per_token, self.detach = config.per_token, config.detach
+        self.detach = config.detach
         with seeded_init(config.init_seed):
-            self.layers = mlp((hidden_size, *config.hidden_sizes, 1), config.activation, 0.01)
+            self.layers = mlp((hidden_size, *config.hidden_sizes, 1), output_gain=0.01)
 
     def view(self, states: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
         """Return values ``(turn, token)`` as a function of indices of turns ``(turn,)``.
@@ -478,12 +465,10 @@ class ValueHead(nn.Module):
         """
         if self.detach:
             states = states.detach()
-        if not self.per_token:
-            states = states[:, :1]
         with torch.autocast(states.device.type, enabled=False):
             weights = next(self.layers.parameters())
             values = at_least_float32(self.layers(states.to(weights.dtype)).squeeze(-1))
-        return values.expand(mask.shape) * mask
+        return values * mask
 
     def save(self, folder: Path) -> None:
         """Write the weights to the folder of a model, as :data:`VALUE_HEAD_FILE` in :data:`VALUE_HEAD_FOLDER`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, final
+from typing import Any, final
 
 import gymnasium as gym
 import torch
@@ -36,20 +36,6 @@ from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
 _MIB = 2**20
-
-
-def pool(states: Tensor, mask: Tensor, pooling: Literal["last", "mean"]) -> Tensor:
-    """Reduce states ``(turn, column, hidden)`` with their mask ``(turn, column)`` to ``(turn, hidden)``.
-
-    Args:
-        states: hidden states of right-padded texts.
-        mask: True for the tokens of the texts.
-        pooling: ``last`` selects the state of the last token, ``mean`` the mean over all tokens.
-    """
-    lengths = mask.sum(1)
-    if pooling == "mean":
-        return (states * mask[..., None]).sum(1) / lengths[:, None]
-    return states[torch.arange(len(states), device=states.device), lengths - 1]
 
 
 @final
@@ -120,7 +106,7 @@ _OUTPUT_GAIN = 0.1
 @register
 @final
 class HeadPolicy(Policy):
-    """A small network on the last hidden states of a language model: one token per turn.
+    """A small network on the hidden state of an observation's last token in a language model: one token per turn.
 
     The distribution is a softmax over a Discrete action space. For a Box it is a Gaussian whose standard deviation does
     not depend on the state. The language model reads only the text of the observation, without system message, history
@@ -131,7 +117,6 @@ class HeadPolicy(Policy):
         language_model: specifies the causal LM; ``random_init`` initialises its weights at random.
         hidden_sizes: sizes of the hidden layers of the head.
         activation: activation of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        pooling: whether the head reads the hidden state of the ``last`` token, or the ``mean`` over all tokens.
         whiten_states: whitens the states by running statistics. Principal components with at least this share of the
             largest standard deviation are scaled to unit variance. Null does not whiten states.
         max_text_tokens: maximum number of tokens of an observation; a longer one is an error, because truncation would
@@ -154,7 +139,6 @@ class HeadPolicy(Policy):
         language_model: LanguageModelConfig,
         hidden_sizes: Sequence[int] = (64, 64),
         activation: str = "tanh",
-        pooling: Literal["last", "mean"] = "last",
         whiten_states: LeftOpenUnitInterval | None = None,
         max_text_tokens: PositiveInt = 128,
         freeze_trunk: bool = False,
@@ -172,7 +156,6 @@ class HeadPolicy(Policy):
         self.trunk = LanguageModelTrunk(language_model)
         self.language_model = self.trunk.language_model
         self.hidden_sizes, self.activation = tuple(hidden_sizes), activation
-        self.pooling: Literal["last", "mean"] = pooling
         self.max_text_tokens, self.freeze_trunk, self.whiten_states = max_text_tokens, freeze_trunk, whiten_states
         self.critic_config, self.has_critic = critic, critic is not None
         self.initial_log_std, self.init_seed = initial_log_std, init_seed
@@ -275,12 +258,13 @@ class HeadPolicy(Policy):
         return self._head_outputs(self._states(inputs), self.whitening, self.layers)
 
     def _states(self, inputs: Inputs, reference: bool = False) -> Tensor:
-        """Compute the pooled hidden states ``(turn, hidden)`` of the texts."""
+        """Compute the hidden states ``(turn, hidden)`` of the last token of each text."""
         if "states" in inputs and self.freeze_trunk:
             return inputs["states"]
         ids, mask = inputs["text_ids"], inputs["text_mask"]
         with self.language_model.reference() if reference and not self.freeze_trunk else nullcontext() as model:
-            states = pool(self.language_model.states(ids, mask, model), mask, self.pooling)
+            columns = self.language_model.states(ids, mask, model)
+        states = columns[torch.arange(len(ids), device=ids.device), mask.sum(1) - 1]
         self._check_precision(states)
         return at_least_float32(states)
 

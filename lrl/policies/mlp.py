@@ -41,7 +41,6 @@ class MLPPolicy(Policy):
         normalise_observations: whether to normalise observations by their running mean and standard deviation, which
             change only between collections. In behaviour cloning they are those of the demonstrations.
         observation_clip: largest absolute value of a normalised observation.
-        shared_value_network: whether the value is an additional output of the actor's network.
         initial_log_std: initial logarithm of the standard deviation of the Gaussian.
         critic: whether the policy has a value function.
         init_seed: seed of the initial weights; null selects the run's seed.
@@ -58,7 +57,6 @@ class MLPPolicy(Policy):
         activation: str = "relu",
         normalise_observations: bool = False,
         observation_clip: PositiveFloat = 10.0,
-        shared_value_network: bool = False,
         initial_log_std: float = 0.0,
         critic: bool = True,
         init_seed: int | None = None,
@@ -70,8 +68,8 @@ class MLPPolicy(Policy):
         mlp((1, 1), activation)
         self.observation_clip = observation_clip
         self.hidden_sizes, self.activation, self.init_seed = tuple(hidden_sizes), activation, init_seed
-        self.normalise_observations, self.shared_value_network = normalise_observations, shared_value_network
-        self.initial_log_std, self.has_critic = initial_log_std, critic
+        self.normalise_observations, self.has_critic = normalise_observations, critic
+        self.initial_log_std = initial_log_std
         self.actor: nn.Sequential | None = None
         self._spaces: tuple[gym.Space, gym.Space] | None = None
         self._reference: list[MLPPolicy] = []
@@ -98,12 +96,9 @@ class MLPPolicy(Policy):
         assert self._spaces is not None, "connect_spaces() comes first"
         (_, acted), inputs = self._spaces, self._size
         self.head = ActionHead(acted, self.initial_log_std)
-        outputs = self.head.size
-        shared = self.has_critic and self.shared_value_network
         with seeded_init(self.init_seed):
-            self.actor = mlp((inputs, *self.hidden_sizes, outputs + shared), self.activation, 0.01)
-            separate = self.has_critic and not shared
-            self.critic = mlp((inputs, *self.hidden_sizes, 1), self.activation) if separate else None
+            self.actor = mlp((inputs, *self.hidden_sizes, self.head.size), self.activation, 0.01)
+            self.critic = mlp((inputs, *self.hidden_sizes, 1), self.activation) if self.has_critic else None
         self.norm = RunningNorm(inputs, self.observation_clip) if self.normalise_observations else nn.Identity()
 
     def build_reference(self, warm_started: bool) -> None:
@@ -115,17 +110,14 @@ class MLPPolicy(Policy):
 
         Args:
             observations: observations as vectors, ``(row, size)``.
-            valued: whether to compute the values of a separate value network.
+            valued: whether to compute the values, if there is a critic.
         """
         assert self.actor is not None, "configure() comes first"
-        with torch.autocast(
-            observations.device.type, enabled=False
-        ):  # half precision is too coarse for log-probabilities
+        # Autocast is disabled, because half precision is too coarse for log-probabilities.
+        with torch.autocast(observations.device.type, enabled=False):
             seen = self.norm(observations)
-            outputs = at_least_float32(self.actor(seen))
-            if self.critic is not None:
-                return outputs, at_least_float32(self.critic(seen)) if valued else None
-        return (outputs[:, :-1], outputs[:, -1:]) if self.has_critic else (outputs, None)
+            values = at_least_float32(self.critic(seen)) if valued and self.critic is not None else None
+            return at_least_float32(self.actor(seen)), values
 
     @torch.no_grad()
     def act(
@@ -137,11 +129,11 @@ class MLPPolicy(Policy):
     ) -> Decisions:
         """Sample one action per row; at temperature 0 take the most probable one, or the mean.
 
-        Values of a separate network are computed after the collection for all turns at once, in a tenth of the time.
+        Values are computed after the collection for all turns at once, in a tenth of the time.
         """
         sampling = self.sampling if sampling is None else sampling
         seen = self._tensor(observations)
-        outputs, values = self(seen, valued=False)
+        outputs, _ = self(seen, valued=False)
         native, actions, logprobs = self.head.sample(outputs, keys, sampling)
         return Decisions(
             actions=native,
@@ -149,7 +141,6 @@ class MLPPolicy(Policy):
             response_mask=torch.ones(len(seen), 1, dtype=torch.bool, device=seen.device),
             logprobs=logprobs,
             memory=memory,
-            values=values,
         )
 
     def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
@@ -165,7 +156,7 @@ class MLPPolicy(Policy):
         return vectors(self._spaces[0], observations, weights)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of a separate value network; empty if it shares the actor's network."""
+        """Return the weights of the value network."""
         return [] if self.critic is None else list(self.critic.parameters())
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
@@ -183,9 +174,8 @@ class MLPPolicy(Policy):
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the weights of a separate value network, without a pass of the actor."""
-        if self.critic is None:
-            return super().critic_view(batch)
+        """Return values as a function of the weights of the value network, without a pass of the actor."""
+        assert self.critic is not None
         return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     @torch.no_grad()

@@ -29,14 +29,7 @@ would have the reward :data:`_MINIMUM`.
 """
 _MINIMUM = -50.0
 """Lower bound of the reward, and the reward of an invalid response."""
-_SETTINGS = (
-    "hidden_sizes",
-    "activation",
-    "normalise_observations",
-    "observation_clip",
-    "shared_value_network",
-    "critic",
-)
+_SETTINGS = ("hidden_sizes", "activation", "normalise_observations", "observation_clip")
 """Arguments of the policy that determine its actor."""
 
 
@@ -57,10 +50,9 @@ class ClonedNetwork(nn.Module):
         self.head = ActionHead(action_space, 0.0)
         layers = [weight.shape for name, weight in weights.items() if name.startswith("actor.") and weight.ndim == 2]
         self.size, outputs = layers[0][1], layers[-1][0]
-        valued = settings["critic"] and settings["shared_value_network"]
         kind = "vectors" if "head.log_std" in weights else "integers"
-        if outputs - valued != self.head.size or self.head.is_box != (kind == "vectors"):
-            raise ValueError(f"its actions are {kind} with {outputs - valued} outputs; they must be of {action_space}.")
+        if outputs != self.head.size or self.head.is_box != (kind == "vectors"):
+            raise ValueError(f"its actions are {kind} with {outputs} outputs; they must be of {action_space}.")
         self.actor = mlp((self.size, *settings["hidden_sizes"], outputs), settings["activation"])
         normalised = settings["normalise_observations"]
         self.norm = RunningNorm(self.size, settings["observation_clip"]) if normalised else nn.Identity()
@@ -89,7 +81,7 @@ class ClonedNetwork(nn.Module):
             )
         seen = torch.as_tensor(np.asarray(observations, dtype=np.float32))
         with torch.autocast("cpu", enabled=False):  # the rollout may use autocast to 16 bits
-            outputs = self.actor(self.norm(seen))[:, : self.head.size]
+            outputs = self.actor(self.norm(seen))
         if self.head.log_std is None:
             distribution = self.head.distribution(outputs)
             return self.head.logprobs_of(distribution, self.head.encode(actions))[:, 0].double().numpy()

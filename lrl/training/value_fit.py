@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lrl.functional.random import permutation
-from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
 from lrl.training.gradient_module import GradientModule
 from lrl.types import TurnBatch
@@ -101,24 +100,3 @@ def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tenso
     for weight in weights:
         weight.grad = None
     return module.reduce_sum(after) / module.reduce_sum(mask.sum().float())
-
-
-def check_separate_critic(policy: Policy, key: str) -> None:
-    """Check that the critic can be fitted without changing the actor.
-
-    Args:
-        policy: configured policy.
-        key: setting that requires the separate fit, for the error message.
-
-    Raises:
-        ValueError: If the critic has no separate weights, or has an adapter in the trunk.
-    """
-    if not policy.critic_parameters():
-        raise ValueError(
-            f"model.policy is a {type(policy).__name__} whose critic shares all of its weights; {key} fits the critic "
-            "separately: shared_value_network must be false."
-        )
-    if policy.has_critic_adapter:
-        raise ValueError(
-            f"value_head.adapter is true; it must be false, {key} fits the critic separately, without the trunk."
-        )

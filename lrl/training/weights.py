@@ -145,7 +145,6 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
         and ".reference." not in name
         and ".original_module." not in name
         and name.split(".")[0] not in afresh
-        and ".critic." not in name  # the critic's adapter
     ]
     if any(name.startswith("layers.") for name in given):  # a head needs the statistics of its inputs
         missing += [name for name, _ in policy.named_buffers() if name.startswith("whitening.") and name not in given]
@@ -172,10 +171,9 @@ def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
         )
     if policy.trunk is not None:
         language_model = policy.trunk.language_model
-        if language_model.has_critic_adapter or language_model.config.quantization is not None:
+        if language_model.config.quantization is not None:
             raise ValueError(
-                "value_head.adapter is true or language_model.quantization is set, which FSDP2 cannot shard; they must "
-                "be false and null, or trainer.strategy ddp."
+                "language_model.quantization is set, which FSDP2 cannot shard; it must be null, or trainer.strategy ddp."
             )
         if language_model.lower is not None:  # otherwise ranks gather the lower layers' weights at different times
             logging.getLogger("lrl").warning(
@@ -261,7 +259,7 @@ def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> t
             reason = "which this policy lacks" if name is None else "whose weights are tied in this policy"
             raise ValueError(f"model.init_from is {source!r}; it has an adapter on {layer!r}, {reason}.")
         start = kept.pop(by_name[f"{layer}.weight"]) if f"{layer}.weight" in by_name else base.detach()
-        scale = alpha / len(given[layer + _A])  # ranks may differ between layers (lora.rank_pattern)
+        scale = alpha / len(given[layer + _A])  # ranks may differ between layers
         added = scale * (given[layer + _B].double().cpu() @ given[layer + _A].double().cpu())
         if type(policy.get_submodule(name.removesuffix(".weight"))).__name__ == "Conv1D":  # keeps its weight transposed
             added = added.T

@@ -205,7 +205,6 @@ class Replica(DistributedDataParallel):
     ("kind", "settings", "said"),
     [
         ("network", {"critic": True}, "model.policy has a critic, .* is ddp, .*; critic or value_head must not be set"),
-        ("network", {"critic": True, "shared_value_network": True}, None),
         ("network", {"critic": False}, None),
         ("head", {"critic": ObservationCriticConfig()}, "model.policy has a critic"),
         ("head", {"critic": None}, None),

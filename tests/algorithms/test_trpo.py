@@ -458,7 +458,6 @@ def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
         (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; it must be 1, because TRPO makes one update"),
         (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; it must be 1, because TRPO makes one update"),
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
-        (mlp(shared_value_network=True), {}, {}, "whose critic shares all of its weights"),
         (text(attention="flash_attention_2"), {}, {}, "attention is flash_attention_2, which has no second derivative"),
         (text(liger_kernels=True), {}, {}, "liger_kernels is True, which has no second derivative"),
     ):
@@ -476,13 +475,6 @@ def test_weights_in_16_bits_raise(folder, tmp_path):
     with pytest.raises(
         ValueError, match="language_model.dtype is bfloat16; it must be float32 if the model's weights are trained"
     ):
-        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
-
-
-def test_a_critic_with_an_adapter_raises(folder, tmp_path):
-    head = ValueHeadConfig(adapter=True)
-    policy = text_policy(folder, value_head=head, lora=LoRAConfig(r=2))
-    with pytest.raises(ValueError, match="value_head.adapter is true; it must be false, TRPO fits the critic"):
         run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
 
 

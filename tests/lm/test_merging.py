@@ -81,7 +81,7 @@ KINDS = {
     "numbers": ("llama", {"lora": LoRAConfig(**LORA), "number_tokens": True}),
     "tied_numbers_saved": ("tied", {"lora": LoRAConfig(**LORA, modules_to_save=["lm_head"]), "number_tokens": True}),
     "first_layers": ("llama", {"lora": LoRAConfig(**LORA), "first_layers": 1}),
-    "last_layers": ("llama", {"lora": LoRAConfig(**LORA, last_layers=1, rank_pattern={"q_proj": 1})}),
+    "last_layers": ("llama", {"lora": LoRAConfig(**LORA, last_layers=1)}),
     "random": ("llama", {"lora": LoRAConfig(**LORA), "random_init": True}),
     "whole": ("tied", {}),
     "four_bits": ("wide", {"lora": LoRAConfig(**LORA), "quantization": "nf4"}),

@@ -46,10 +46,9 @@ def keys(rows):
     return RandomKeys(seed=0, purpose="rollout", collection=0, env=np.arange(rows), turn=np.zeros(rows, int))
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("kind", ENVS)
-def test_evaluated_logprobs_equal_sampled_ones(folder, kind, pooling):
-    policy = policy_on(kind, folder, pooling=pooling)
+def test_evaluated_logprobs_equal_sampled_ones(folder, kind):
+    policy = policy_on(kind, folder)
     seen = seen_in(kind, 40)
     decisions = policy.act(seen, [()] * 40, keys(40))
     evaluation = policy.evaluate(batch_of(decisions))
@@ -117,9 +116,8 @@ def test_initial_means_are_near_zero_and_whitened_states_are_clipped(folder):
     assert whitened.whitening(100 * states[:1]).abs().max() == 5.0
 
 
-@pytest.mark.parametrize("pooling", ["last", "mean"])
-def test_padding_does_not_change_the_outputs(folder, pooling):
-    policy = policy_on("discrete", folder, pooling=pooling)
+def test_padding_does_not_change_the_outputs(folder):
+    policy = policy_on("discrete", folder)
     ids = torch.tensor([[5, 7, 9, 8, 6, 4]])
     alone = policy.outputs({"text_ids": ids[:, :4], "text_mask": torch.ones(1, 4, dtype=torch.bool)})
     mask = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
@@ -190,7 +188,6 @@ def test_the_critic_normalises_observations_and_the_text_is_not_normalised(folde
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"pooling": "max"}, "policy.pooling is 'max'; it must be one of last, mean"),
         ({"hidden_sizes": (0,)}, "policy.hidden_sizes is [0]"),
         ({"max_text_tokens": 0}, "policy.max_text_tokens is 0"),
         ({"whiten_states": 0.0}, "policy.whiten_states is 0.0; it must be in (0, 1], or null"),

@@ -39,22 +39,18 @@ SPACES = {
 }
 
 
-@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", SPACES)
-def test_evaluated_logprobs_equal_sampled_ones(kind, shared):
+def test_evaluated_logprobs_equal_sampled_ones(kind):
     observed, acted = SPACES[kind]
-    policy = network(observed, acted, shared_value_network=shared)
+    policy = network(observed, acted)
     observed.seed(0)
     seen = [observed.sample() for _ in range(50)]
     decisions = policy.act(seen, [()] * 50, keys(50))
     assert all(acted.contains(action) for action in np.asarray(decisions.actions, dtype=acted.dtype))
     evaluation = policy.evaluate(batch_of(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
-    if shared:
-        torch.testing.assert_close(evaluation.values, decisions.values)
-    else:  # values are computed once for a whole collection
-        assert decisions.values is None
-        torch.testing.assert_close(sampled_values(policy, batch_of(decisions)), evaluation.values)
+    assert decisions.values is None  # values are computed once for a whole collection
+    torch.testing.assert_close(sampled_values(policy, batch_of(decisions)), evaluation.values)
     torch.testing.assert_close(policy.state_values(seen, [()] * 50), evaluation.values[:, 0])
     assert evaluation.entropy.shape == evaluation.logprobs.shape == (50, 1)
 
@@ -200,9 +196,8 @@ def test_a_constant_observation_is_not_normalised_to_nan():
         assert torch.isfinite(norm(torch.tensor([[0.1], [0.2]]))).all()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_probabilities_and_values_are_computed_in_float32_under_autocast(shared):
-    policy = network(*SPACES["box"], shared_value_network=shared)
+def test_probabilities_and_values_are_computed_in_float32_under_autocast():
+    policy = network(*SPACES["box"])
     seen = [BOX.sample() for _ in range(5)]
     with torch.autocast("cpu", torch.bfloat16):
         decisions = policy.act(seen, [()] * 5, keys(5))
@@ -211,7 +206,7 @@ def test_probabilities_and_values_are_computed_in_float32_under_autocast(shared)
         behind = policy.state_values(seen, [()] * 5)
     exact = policy.evaluate(batch)
     assert not torch.equal(exact.values, exact.values.bfloat16().float())
-    for told in (evaluation.values, values, behind[:, None], *([decisions.values] if shared else [])):
+    for told in (evaluation.values, values, behind[:, None]):
         torch.testing.assert_close(told, exact.values, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(evaluation.logprobs, exact.logprobs, atol=1e-6, rtol=1e-6)
 

@@ -22,7 +22,6 @@ SETTINGS = {
     "activation": "tanh",
     "normalise_observations": True,
     "observation_clip": 10.0,
-    "shared_value_network": False,
     "initial_log_std": -1.0,
     "critic": True,
     "init_seed": 3,
@@ -61,7 +60,7 @@ def connected(path: str, codec=None, **settings) -> CloneLikelihoodReward:
     return reward
 
 
-SETTINGS_OF_NETWORKS = [{}, {"normalise_observations": False}, {"shared_value_network": True}, {"critic": False}]
+SETTINGS_OF_NETWORKS = [{}, {"normalise_observations": False}, {"critic": False}]
 
 
 @pytest.mark.parametrize(("action_space", "actions"), [(STEP, [2, 0]), (spaces.Discrete(3, start=5), [7, 5])])

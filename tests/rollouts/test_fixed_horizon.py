@@ -164,13 +164,13 @@ def test_observations_in_parts_stay_with_their_environment():
 
 def test_an_environment_plays_the_same_beside_any_others():
     envs = GymnasiumEnvs("CartPole-v1")
-    policy = network(envs, shared_value_network=True)
+    policy = network(envs)
     together = collector(policy, envs, num_envs=4)
     alone = collector(policy, envs, num_envs=1, first=2, total=4)
     for number in range(3):
         both = together.collect(plan(number, num_envs=4)), alone.collect(plan(number, num_envs=1))
         assert torch.equal(both[0].inputs["action"][:, 2:3], both[1].inputs["action"])
-        torch.testing.assert_close(both[0].values[:, 2:3], both[1].values)
+        torch.testing.assert_close(both[0].logprobs[:, 2:3], both[1].logprobs)
 
 
 def test_max_turns_truncates_episodes_and_starts_new_ones():
