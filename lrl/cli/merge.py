@@ -55,7 +55,10 @@ def merge(
     )
     distance = save_merged(model, output_dir, save_others, config, dtype=dtype)
     size = sum(file.stat().st_size for file in output_dir.rglob("*")) / 1e6
-    print(f"{output_dir}: {size:.1f} MB. {distance.describe()}")
+    print(
+        f"{output_dir}: {size:.1f} MB. Difference of log-probabilities from the adapter model in float32: "
+        f"{distance.merged:.2g} nats; of the adapter model in this data type: {distance.adapter:.2g} nats."
+    )
     if push_to_hub:
         if error := upload(output_dir, push_to_hub):
             raise ValueError(error)

@@ -24,7 +24,8 @@ _SUSPECT = re.compile(
     r"|mamba|ssm|recurrent|conv|^linear_|lru|index_topk|sliding"
 )
 """Pattern of configuration keys that no model with full attention has."""
-_HALVED = (torch.bfloat16, torch.float16)
+HALVED = (torch.bfloat16, torch.float16)
+"""Data types of 16 bits."""
 SOUND = 1.5
 """Ratio by which a 16-bit pass may be farther from float32 than the plain 16-bit pass."""
 _EXACT = 1e-4
@@ -143,7 +144,7 @@ def kernel_of(model: Any) -> str:
 
 def is_halved(model: Any) -> bool:
     """Return whether attention computes in 16 bits."""
-    return compute_dtype(model) in _HALVED
+    return compute_dtype(model) in HALVED
 
 
 def use_kernel(model: Any, name: str) -> None:
@@ -236,12 +237,12 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     packed and are multiplied in that type. Buffers are converted to float32 but not to 16 bits, because they may hold
     positions, which 16 bits cannot represent.
     """
-    others = {torch.float32, *_HALVED} - {dtype}
+    others = {torch.float32, *HALVED} - {dtype}
     handles: list[Any] = []
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def convert(recurse: bool, part: nn.Module, *_: Any) -> None:
-        for tensor in (*part.parameters(recurse), *(() if dtype in _HALVED else part.buffers(recurse))):
+        for tensor in (*part.parameters(recurse), *(() if dtype in HALVED else part.buffers(recurse))):
             if tensor.dtype in others and not hasattr(tensor, "quant_state"):  # 16-bit storage of packed 4-bit weights
                 kept[id(tensor)] = tensor, tensor.data
                 tensor.data = tensor.data.to(dtype)

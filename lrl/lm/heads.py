@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lrl.functional.distributions import Categorical, Distribution, Gaussian
 from lrl.functional.random import token_bits, token_uniforms
+from lrl.lm.attention import HALVED
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.ranges import PositiveFloat, check_fields
 from lrl.types import Inputs, RandomKeys, SamplingConfig
@@ -65,7 +66,7 @@ def mlp(
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Convert a tensor of any shape to float32 if it is in half precision."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    return tensor.float() if tensor.dtype in HALVED else tensor
 
 
 def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,57 +17,42 @@ import torch
 from torch import Tensor, nn
 
 from lrl.lm.adapters import BASE_FILE
-from lrl.lm.attention import bare, compute_dtype, in_dtype, in_float32, is_halved, kernel_of, max_positions, use_kernel
+from lrl.lm.attention import (
+    HALVED,
+    bare,
+    compute_dtype,
+    in_dtype,
+    in_float32,
+    is_halved,
+    kernel_of,
+    max_positions,
+    use_kernel,
+)
 from lrl.lm.config import DTYPES, LanguageModelConfig, LoRAConfig
-from lrl.lm.files import check_available, is_gguf, locate, sources
+from lrl.lm.files import check_available, first_line, is_gguf, locate, sources, written_whole
 from lrl.lm.loading import forget_quantisation, load_base
 
 # The difference between a merged model and its adapter model.
 
 _TEXTS, _TOKENS = 2, 32
 """Number of texts for the comparison, and of tokens in each."""
-_BROKEN = 1e-3
-"""Largest difference of logits that is attributed to rounding in float32, relative to the largest logit."""
 _SOUND = 4.0
-"""Largest mean difference of log-probabilities that is attributed to rounding in 16 bits, relative to that of the
-adapter model, which rounds only activations. In the merged model the sums of weights are rounded as well."""
-_LEAST = 1e-4
-"""Mean difference of log-probabilities, in nats, that is always attributed to rounding in 16 bits."""
+"""Largest difference that is attributed to rounding, relative to that of the adapter model in the data type of the
+result, which rounds only activations. In the merged model the sums of weights are rounded as well."""
+_LEAST, _LEAST_16_BITS = 1e-2, 1e-4
+"""Differences, in nats, that are always attributed to rounding: the largest, and the mean in 16 bits."""
 
 
 class Distance(NamedTuple):
-    """The difference between the merged model and the adapter model."""
+    """Differences of log-probabilities from the adapter model in float32, in nats.
 
-    logits: float
-    """Largest absolute difference of logits, each model in its own data type."""
-    largest: float
-    """Largest absolute logit of the adapter model."""
-    merged: tuple[float, float] | None = None
-    """Mean and largest difference of log-probabilities, in nats, from the adapter model in float32; in 16 bits only."""
-    adapter: tuple[float, float] | None = None
-    """The same for the adapter model in its own data type."""
+    These are mean differences if the result has 16 bits, else the largest ones.
+    """
 
-    def describe(self) -> str:
-        """Return the distance as text."""
-        difference = f"{self.logits:.1e}, the largest logit being {self.largest:.3g}."
-        if self.merged is None or self.adapter is None:
-            return f"Largest difference of logits from the adapter model: {difference}"
-        merged, adapter = ("{:.2g} and {:.2g} nats".format(*pair) for pair in (self.merged, self.adapter))
-        return (
-            f"Mean and largest difference of log-probabilities from the adapter model in float32: {merged}; that of "
-            f"the adapter model as it was trained: {adapter}. Largest difference of logits: {difference}"
-        )
-
-
-class AdapterLogits(NamedTuple):
-    """The logits of the adapter model, each float64 ``(text, token, vocabulary)``."""
-
-    own: Tensor
-    """In its own data type."""
-    exact: Tensor
-    """In float32 or better."""
-    rounded: Tensor | None
-    """In the data type of the result, if that has 16 bits."""
+    merged: float
+    """That of the merged model."""
+    adapter: float
+    """That of the adapter model in the data type of the result."""
 
 
 def comparison_texts(model: Any) -> Tensor:
@@ -83,68 +66,49 @@ def comparison_texts(model: Any) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(model: Any, ids: Tensor) -> Tensor:
-    """Compute the logits of a causal LM, float64 ``(text, token, vocabulary)``, of ids ``(text, token)``."""
-    return model(input_ids=ids, use_cache=False).logits.double()
+def logprobs_of(model: Any, ids: Tensor) -> Tensor:
+    """Compute the log-probabilities after ids ``(text, token)``, float64 ``(text, token, vocabulary)``."""
+    return torch.log_softmax(model(input_ids=ids, use_cache=False).logits.double(), dim=-1)
 
 
-def adapter_logits(model: Any, ids: Tensor, dtype: torch.dtype) -> AdapterLogits:
-    """Compute the logits of the model before it is merged.
+def adapter_logprobs(model: Any, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Compute the log-probabilities of the adapter model in float32 or better, and in the data type of the result.
 
     Args:
         model: with adapters, in evaluation mode.
         ids: of :func:`comparison_texts`.
         dtype: data type of the result.
     """
-    own = logits_of(model, ids)
-    halved, halves = is_halved(model), dtype in (torch.bfloat16, torch.float16)
-    exact, rounded = own, own if halves else None
-    if halved:
-        with in_float32(model):
-            exact = logits_of(model, ids)
-    if halves and dtype != compute_dtype(model):
-        with in_dtype(model, dtype):
-            rounded = logits_of(model, ids)
-    return AdapterLogits(own, exact, rounded)
+    with in_float32(model) if is_halved(model) else nullcontext():
+        exact = logprobs_of(model, ids)
+    if dtype not in HALVED:
+        return exact, exact
+    with in_dtype(model, dtype):
+        return exact, logprobs_of(model, ids)
 
 
-def check_rounding(after: Tensor, before: AdapterLogits, folder: Path) -> None:
-    """Check that a merged model differs from its adapter model only by rounding.
+def distance_of(merged: Tensor, exact: Tensor, rounded: Tensor, dtype: torch.dtype) -> Distance:
+    """Return the distance of a merged model from its adapter model.
 
     Args:
-        after: logits of the merged model, ``(text, token, vocabulary)``.
-        before: those of the adapter model.
-        folder: the destination, for the message.
+        merged: log-probabilities of the merged model, ``(text, token, vocabulary)``.
+        exact: those of the adapter model in float32 or better.
+        rounded: those of the adapter model in ``dtype``.
+        dtype: data type of the merged model.
 
     Raises:
-        ValueError: If the difference is larger.
+        ValueError: If the difference is larger than rounding.
     """
-    if before.rounded is None:
-        found, unit = float((after - before.exact).abs().max()), "in its logits"
-        most = _BROKEN * float(before.exact.abs().max())
-    else:
-        found, usual = (float(_differences(one, before.exact).mean()) for one in (after, before.rounded))
-        most, unit = _SOUND * usual + _LEAST, "nats in its log-probabilities on average"
-    if not found <= most:
+    halved = dtype in HALVED
+    differences = [(logprobs - exact).abs() for logprobs in (merged, rounded)]
+    distance = Distance(*(float(each.mean() if halved else each.max()) for each in differences))
+    most = _SOUND * distance.adapter + (_LEAST_16_BITS if halved else _LEAST)
+    if not distance.merged <= most:
         raise ValueError(
-            f"the merged model differs from the adapter model by {found:.3g} {unit}, which is more than rounding "
-            f"({most:.2g} at most); {str(folder)!r} was not written."
+            f"the merged model differs from the adapter model by {distance.merged:.3g} nats in its log-probabilities, "
+            f"which is more than rounding ({most:.2g} at most); nothing was written."
         )
-
-
-def _differences(logits: Tensor, exact: Tensor) -> Tensor:
-    """Return the absolute differences of log-probabilities, in nats; all are ``(text, token, vocabulary)``."""
-    return (torch.log_softmax(logits, dim=-1) - torch.log_softmax(exact, dim=-1)).abs()
-
-
-def distance_of(after: Tensor, before: AdapterLogits) -> Distance:
-    """Return the distance of the logits ``(text, token, vocabulary)`` of the merged model."""
-    logits, largest = float((after - before.own).abs().max()), float(before.own.abs().max())
-    if before.exact is before.own and before.rounded is None:
-        return Distance(logits, largest)
-    differences = (_differences(one, before.exact) for one in (after, before.own))
-    merged, adapter = ((float(one.mean()), float(one.max())) for one in differences)
-    return Distance(logits, largest, merged, adapter)
+    return distance
 
 
 # Merge weights.
@@ -208,7 +172,7 @@ def _add_adapters(model: Any) -> None:
     for layer in [part for part in model.modules() if isinstance(part, LoraLayer)]:
         base: Any = layer.get_base_layer()
         dtype = next(base.parameters()).dtype  # those of a model with experts have no one weight
-        if dtype in (torch.bfloat16, torch.float16):
+        if dtype in HALVED:
             cast_layer: Any = layer
             cast_layer.float()
         layer.merge(adapter_names=["default"])
@@ -246,15 +210,10 @@ def _unpack(model: Any, dtype: torch.dtype | None) -> None:
         model: with adapters.
         dtype: data type of the result; None keeps the one that the layers compute in.
     """
-    packed = {
-        name: part for name, part in model.named_modules() if hasattr(getattr(part, "weight", None), "quant_state")
-    }
-    for name, part in packed.items():
-        if not name.endswith(".base_layer"):
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, _dense(part, dtype))
-    if packed:
-        forget_quantisation(bare(model))
+    for name, part in list(model.named_modules()):
+        if hasattr(getattr(part, "weight", None), "quant_state") and not name.endswith(".base_layer"):
+            model.set_submodule(name, _dense(part, dtype))
+    forget_quantisation(bare(model))
 
 
 def _dense(part: Any, dtype: torch.dtype | None) -> nn.Linear:
@@ -291,22 +250,6 @@ def check_new_folder(folder: Path, key: str) -> None:
         raise ValueError(f"{key} is {str(folder)!r}, which is not empty; name a new folder.")
 
 
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """Provide a temporary folder that is renamed to ``folder`` at the end of the block, or removed after an error.
-
-    Args:
-        folder: does not exist, or is empty.
-    """
-    folder = folder.absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
-        draft = Path(name, folder.name)
-        draft.mkdir()
-        yield draft
-        os.replace(draft, folder)
-
-
 def save_merged(
     model: Any, folder: Path, save_others: Callable[[Path], None], config: LanguageModelConfig, dtype: str | None = None
 ) -> Distance:
@@ -330,18 +273,17 @@ def save_merged(
     if is_halved(model):
         use_kernel(model, "eager")  # rounds alike in passes of any shape
     kernel, ids = kernel_of(model), comparison_texts(model)
-    before = adapter_logits(model, ids, compute_dtype(model) if dtype is None else DTYPES[dtype])
+    target = None if dtype is None else DTYPES[dtype]
+    name = dtype or str(compute_dtype(model)).removeprefix("torch.")
+    exact, rounded = adapter_logprobs(model, ids, DTYPES[name])
     with written_whole(folder) as draft:
-        merged = merge(model, None if dtype is None else DTYPES[dtype])
-        name = str(compute_dtype(merged)).removeprefix("torch.")
+        merged = merge(model, target)
         merged.save_pretrained(draft)
         save_others(draft)
         del model, merged
         loaded = load_base(LanguageModelConfig(name=str(draft), dtype=name, trust_remote_code=config.trust_remote_code))
         use_kernel(loaded, kernel)
-        after = logits_of(loaded, ids)
-        check_rounding(after, before, folder)
-    return distance_of(after, before)
+        return distance_of(logprobs_of(loaded, ids), exact, rounded, DTYPES[name])
 
 
 # Load adapters.
@@ -381,8 +323,7 @@ def load_adapter(name: str) -> AdapterModel:
     try:
         adapter = PeftConfig.from_pretrained(name)
     except Exception as error:  # of the hub, of the network, or in the file
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise ValueError(f"peft_model_id is {name!r}, which peft cannot read ({reason}).") from error
+        raise ValueError(f"peft_model_id is {name!r}, which peft cannot read ({first_line(error)}).") from error
     base = adapter.base_model_name_or_path
     if not base:
         raise ValueError(f"peft_model_id is {name!r}, which does not name its base (base_model_name_or_path).")

