@@ -214,7 +214,7 @@ def acted(kind, policy, rows=6):
     seen, memory = (TEXTS, [()] * 6) if kind == "head" else (SEEN, MEMORY)
     zeros = np.zeros(rows, dtype=np.int64)
     keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(rows), turn=zeros)
-    return policy.act(seen[:rows], memory[:rows], keys)
+    return policy.act(seen[:rows], memory[:rows], keys, policy.sampling)
 
 
 def alone(model, ids):

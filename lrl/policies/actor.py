@@ -68,11 +68,7 @@ class Actor(nn.Module, ABC):
 
     @abstractmethod
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Decide for a batch of environments, without gradient.
 
@@ -80,7 +76,7 @@ class Actor(nn.Module, ABC):
             observations: one per row.
             memory: the history of the current episode, one per row.
             keys: counters that determine the random numbers.
-            sampling: how to sample; None samples as in training.
+            sampling: how to sample; in training :attr:`sampling` itself.
         """
 
     def act_again(

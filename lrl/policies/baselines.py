@@ -136,11 +136,7 @@ class FixedActor(Actor):
         return self.codec
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Respond with the chosen actions; ``sampling`` has no effect, and the history is returned unchanged."""
         actions = [self._format.render(text) for text in self.choose(observations, keys)]
@@ -282,11 +278,7 @@ class NoisyActor(ActorWrapper):
         self.random_share = random_share
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Let the wrapped actor decide, then replace some of its actions."""
         assert self.codec is not None

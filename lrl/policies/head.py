@@ -284,14 +284,9 @@ class HeadPolicy(Policy):
             return at_least_float32(layers(whitening(states).to(weights.dtype)))
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Sample one action per row, without values; at temperature 0 take the most probable action, or the mean."""
-        sampling = self.sampling if sampling is None else sampling
         text = self._text(observations)
         with without_gradient(self):
             states = self._states(text)

@@ -121,17 +121,12 @@ class MLPPolicy(Policy):
 
     @torch.no_grad()
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Sample one action per row; at temperature 0 take the most probable one, or the mean.
 
         Values are computed after the collection for all turns at once, in a tenth of the time.
         """
-        sampling = self.sampling if sampling is None else sampling
         seen = self._tensor(observations)
         outputs, _ = self(seen, valued=False)
         native, actions, logprobs = self.head.sample(outputs, keys, sampling)

@@ -31,11 +31,7 @@ class ResponseCache(ActorWrapper):
         self._responses: dict[tuple[Any, History], tuple[Any, History]] = {}
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Return the greedy responses, without tokens."""
         if len(self._responses) > _MAX_CACHED:
@@ -145,14 +141,9 @@ class RetryingActor(ActorWrapper):
         self.actor.configure()
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Let the wrapped actor decide, and again for rows without a legal action; the decisions have no tokens."""
-        sampling = self.sampling if sampling is None else sampling
         greedy = sampling.temperature == 0
         decisions = (self._greedy if greedy else self.actor).act(observations, memory, keys, sampling)
         actions, histories = list(decisions.actions), list(decisions.memory)

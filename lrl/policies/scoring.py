@@ -165,11 +165,7 @@ class ScoringPolicy(Policy):
         return [self.action_texts.index(self.codec.action_to_text(action))]
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Choose one action per row."""
         assert self.codec is not None
@@ -177,7 +173,7 @@ class ScoringPolicy(Policy):
         inputs = pad_prompts(prompts, self.language_model.device)
         with without_gradient(self):
             model = self.language_model
-            if model.share and model.lower is None and not (sampling is None and model.recomputes):
+            if model.share and model.lower is None and not (sampling is self.sampling and model.recomputes):
                 candidates = self._candidates()
                 model.prepare_decoding(max(len(prompt) for prompt in prompts), candidates.ids.shape[1])
                 dtype = compute_dtype(model.model)
@@ -187,7 +183,7 @@ class ScoringPolicy(Policy):
             mask, values = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device), None
             if self.value_head is not None:
                 values = self.value_head(cast(Tensor, states)[:, None], mask)
-        logprobs = sampling_logprobs(scores, self.sampling if sampling is None else sampling)
+        logprobs = sampling_logprobs(scores, sampling)
         choice = sample_tokens(logprobs, token_bits(keys, 1)[:, 0].to(scores.device))
         texts = [self.action_texts[index] for index in choice.tolist()]
         return Decisions(

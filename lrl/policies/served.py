@@ -47,18 +47,13 @@ class ServedPolicy(Actor):
         return self.prompt.response_format
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Request one response per row; the decisions have no tokens.
 
         Raises:
             ValueError: If the chat model cannot be reached or rejects a request.
         """
-        sampling = self.sampling if sampling is None else sampling
         return self.act_again(observations, memory, keys, sampling, 0, sampling.temperature == 0)
 
     def act_again(

@@ -136,15 +136,10 @@ class TextPolicy(Policy):
         return [[*ids, tokenizer.end_id] if end is None else ids[:end] for ids, end in zip(encoded, ends, strict=True)]
 
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Generate one response per row."""
         assert self.codec is not None
-        sampling = self.sampling if sampling is None else sampling
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         with without_gradient(self):
             responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)

@@ -146,7 +146,7 @@ class EnvRunner:
         """
         rows = np.arange(self.num_envs) if rows is None else rows
         turn, (observations, memory) = self.lengths[rows], self.seen(rows)
-        decisions = self.actor.act(observations, memory, keys, sampling)
+        decisions = self.actor.act(observations, memory, keys, sampling or self.actor.sampling)
         rewards, terminated, truncated, infos = self.step(decisions.actions, rows, max_turns)
         for row, history in zip(rows, decisions.memory, strict=True):
             self.memory[row] = history

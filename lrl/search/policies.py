@@ -102,11 +102,7 @@ class SearchedPolicy(Policy):
 
     @torch.no_grad()
     def act(
-        self,
-        observations: Sequence[Any],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         """Return the action of each row; ``sampling`` is ignored, because the policy is deterministic."""
         actions: Any = self.decider(self.parameters_vector)(np.asarray(observations))

@@ -62,8 +62,16 @@ def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tenso
 
     Returns:
         Half the mean squared error over the tokens of all ranks after the fit, ``()``.
+
+    Raises:
+        ValueError: If the critic has no weights of its own.
     """
     weights, values = module.policy.critic_parameters(), module.policy.critic_view(batch)
+    if not weights:
+        raise ValueError(
+            f"model.policy is a {type(module.policy).__name__} whose critic has no weights of its own; it "
+            "cannot be fitted separately."
+        )
     returns, mask = batch.returns, batch.response_mask
     assert returns is not None
 

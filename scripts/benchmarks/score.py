@@ -94,7 +94,7 @@ class Both:
         theirs = torch.softmax(self.repeated(*pad_prompts(prompts, torch.device("cpu")).values()), -1)
         model = self.policy.language_model.model
         acting, _ = candidate_logprobs(model, prompts, self.texts, compute_dtype(model))
-        decisions = self.policy.act(texts, [()] * count, keys)
+        decisions = self.policy.act(texts, [()] * count, keys, self.policy.sampling)
         with torch.no_grad():
             evaluating = self.policy.scores(decisions.inputs["prompt_ids"], decisions.inputs["prompt_mask"])
         difference = max(float((own - theirs).abs().max()) for own in (acting.softmax(-1), evaluating.softmax(-1)))

@@ -89,7 +89,7 @@ def acted(module, words=("left", "left", "up", "left"), seed=0, advantages=None)
     """The turns that the policy itself takes, each with its advantage."""
     rows = len(words)
     keys = RandomKeys(seed=seed, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
-    decisions = module.policy.act(words, [()] * rows, keys)
+    decisions = module.policy.act(words, [()] * rows, keys, module.policy.sampling)
     mask = decisions.response_mask
     given = torch.linspace(-1, 2, rows) if advantages is None else torch.tensor(advantages)
     batch = TurnBatch(

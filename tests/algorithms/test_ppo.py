@@ -244,6 +244,13 @@ def test_with_flipped_sign_it_does_not_learn(tmp_path):
     assert reward_of(module, chain_data(), tmp_path, epochs=8) == 0
 
 
+def test_a_critic_without_weights_of_its_own_cannot_be_fitted(tmp_path, monkeypatch):
+    monkeypatch.setattr(MLPPolicy, "critic_parameters", lambda policy: [])
+    module = PPOValueHeadModule(MLPPolicy((16,)), critic=CriticConfig(fit=ValueFit()))
+    with pytest.raises(ValueError, match="whose critic has no weights of its own"):
+        reward_of(module, chain_data(), tmp_path, epochs=1)
+
+
 def test_minibatches_after_target_kl_is_exceeded_are_skipped(tmp_path):
     module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), optimizer=OptimizerConfig(lr=5e-2), target_kl=1e-4)
     trainer = make_trainer(tmp_path, max_epochs=2)

@@ -244,7 +244,8 @@ def test_random_actions_between_those_of_a_network_are_marked_and_its_own_are_ke
     total = sum(len(episode.actions) for episode in episodes)
     assert 0.5 * total < sum(map(len, own)) < 0.9 * total
     for index, episode in enumerate(episodes):
-        choices = policy.act(list(episode.observations), [()] * len(episode.actions), keys_of(episode)).actions
+        seen = list(episode.observations)
+        choices = policy.act(seen, [()] * len(seen), keys_of(episode), policy.sampling).actions
         advised = episode.advised_actions
         for step, (choice, action) in enumerate(zip(choices, episode.actions, strict=True)):
             assert reader.action_space.contains(action)

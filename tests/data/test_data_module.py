@@ -115,7 +115,7 @@ def test_demonstrations_are_tokenised_as_the_policy_tokenises_in_the_environment
     module = data(batch_size=33)
     batch = module.batch(0, 0)
     keys = RandomKeys(seed=0, purpose="", collection=0, env=np.arange(11), turn=np.zeros(11, dtype=np.int64))
-    seen = policy.act([row.observation for row in ExpertQRows().rows()], [()] * 11, keys).inputs
+    seen = policy.act([row.observation for row in ExpertQRows().rows()], [()] * 11, keys, policy.sampling).inputs
     trained = {tuple(ids[mask].tolist()) for ids, mask in zip(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])}
     assert trained == {tuple(ids[mask].tolist()) for ids, mask in zip(seen["prompt_ids"], seen["prompt_mask"])}
 

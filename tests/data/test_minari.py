@@ -113,7 +113,7 @@ def met_online(policy, env, turns, seed, monkeypatch):
         )
         monkeypatch.setattr(policy.generator, "generate", lambda *_, said=said: said)
         keys = RandomKeys(seed=0, purpose="", collection=0, env=np.zeros(1, np.int64), turn=np.full(1, step))
-        decided = policy.act([observation], memory, keys)
+        decided = policy.act([observation], memory, keys, policy.sampling)
         met.append((decided.inputs["prompt_ids"][0].tolist(), decided.inputs["response_ids"][0].tolist()))
         memory = decided.memory
         (observation,), _, terminated, truncated, infos = envs.step(tuple(decided.actions))

@@ -71,7 +71,7 @@ class Remembering(FixedActor):
     def choose(self, observations, keys):
         return ["stay"] * len(observations)
 
-    def act(self, observations, memory, keys, sampling=None):
+    def act(self, observations, memory, keys, sampling):
         turns = [(PastTurn(text, "stay"),) for text in observations]
         return dataclasses.replace(super().act(observations, memory, keys, sampling), memory=turns)
 
@@ -118,7 +118,7 @@ def test_random_actions_are_put_in_and_marked():
 def test_a_random_action_stands_in_the_history_that_a_language_model_reads():
     policy = NoisyActor(Remembering(), 0.5)
     keys = RandomKeys(seed=0, purpose="x", collection=0, env=np.arange(64), turn=np.zeros(64, dtype=np.int64))
-    decisions = policy.act(["here"] * 64, [()] * 64, keys)
+    decisions = policy.act(["here"] * 64, [()] * 64, keys, policy.sampling)
     assert [memory[-1].response for memory in decisions.memory] == list(decisions.actions)
     assert 16 < len(decisions.replaced) < 48
     assert {a for row, a in enumerate(decisions.actions) if row not in decisions.replaced} == {"stay"}

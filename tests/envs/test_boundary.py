@@ -287,7 +287,7 @@ class NativeActor:
     def prepare(self, envs):
         self.space.seed(0)
 
-    def act(self, observations, memory, keys, sampling=None):
+    def act(self, observations, memory, keys, sampling):
         rows = len(observations)
         nothing = torch.zeros(rows, 1)
         actions = [self.space.sample() for _ in range(rows)]

@@ -53,11 +53,7 @@ class Watcher(FixedActor):
         return [0] * len(observations)
 
     def act(
-        self,
-        observations: Sequence[str],
-        memory: list[History],
-        keys: RandomKeys,
-        sampling: SamplingConfig | None = None,
+        self, observations: Sequence[str], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
         for text, history, env, turn in zip(observations, memory, keys.env, keys.turn, strict=True):
             assert [past.observation.split()[0] for past in history] == [text.split()[0]] * len(history)

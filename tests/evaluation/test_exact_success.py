@@ -86,14 +86,10 @@ def test_invalid_answers_are_lost() -> None:
         """Falls silent below the first row."""
 
         def act(
-            self,
-            observations: Sequence[str],
-            memory: list[History],
-            keys: RandomKeys,
-            sampling: SamplingConfig | None = None,
+            self, observations: Sequence[str], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
         ) -> Decisions:
-            assert sampling is not None and sampling.temperature == 0
-            decisions = super().act(observations, memory, keys)
+            assert sampling.temperature == 0
+            decisions = super().act(observations, memory, keys, sampling)
             actions = [a if "row 0" in o else "" for a, o in zip(decisions.actions, observations, strict=True)]
             object.__setattr__(decisions, "actions", actions)
             return decisions

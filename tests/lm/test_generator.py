@@ -66,9 +66,9 @@ def policy(tmp_path_factory):
 def test_acting_is_the_same_with_another_generator(policy, monkeypatch):
     rows = len(OBSERVATIONS)
     keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
-    built_in = policy.act(OBSERVATIONS, [()] * rows, keys)
+    built_in = policy.act(OBSERVATIONS, [()] * rows, keys, policy.sampling)
     monkeypatch.setattr(policy, "generator", RowByRow(policy.language_model))
-    other = policy.act(OBSERVATIONS, [()] * rows, keys)
+    other = policy.act(OBSERVATIONS, [()] * rows, keys, policy.sampling)
     assert other.actions == built_in.actions and len(set(other.actions)) > 1
     assert torch.equal(other.response_mask, built_in.response_mask)
     torch.testing.assert_close(other.logprobs, built_in.logprobs, atol=1e-5, rtol=0)

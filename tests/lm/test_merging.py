@@ -325,7 +325,10 @@ def test_adapters_that_cannot_be_had_are_one_sentence(folders, tmp_path):
         load_adapter(str(tmp_path / "adapter"))
     (tmp_path / "adapter" / "adapter_config.json").write_text(pinned.replace("owner/base", folders["llama"]))
     assert load_adapter(str(tmp_path / "adapter")).config.name == folders["llama"], "a folder is of one revision"
-    for base, message in (("no-such-base", "there is no"), (folders["wide"], r"does not fit its base .*wide")):
+    for base, message in (
+        ("no-such-base", "which is not a local folder"),
+        (folders["wide"], r"does not fit its base .*wide"),
+    ):
         (tmp_path / "adapter" / "adapter_config.json").write_text(settings.replace(folders["llama"], base))
         with pytest.raises(ValueError, match=message):
             load_adapter(str(tmp_path / "adapter"))

@@ -408,7 +408,7 @@ def test_decoding_ends_at_a_stop_text_of_bytes(tmp_path):
         return logits
 
     handle = head.register_forward_hook(scripted)
-    decisions = policy.act(["row"], [()], keys(1))
+    decisions = policy.act(["row"], [()], keys(1), policy.sampling)
     handle.remove()
     assert decisions.actions == ["!停"]
     assert decisions.response_mask.sum().item() == len(policy.language_model.tokenizer.encode_text("!停"))
@@ -442,7 +442,7 @@ def test_a_response_continues_the_tag_that_its_prompt_opens(tmp_path, vocabulary
     tokenizer = policy.language_model.tokenizer
     sampled = tokenizer.encode_text("why</think><answer>UP</answer>")
     policy.generator = ScriptedGenerator(sampled)
-    decisions = policy.act(["row"], [()], keys(1))
+    decisions = policy.act(["row"], [()], keys(1), policy.sampling)
     assert decisions.actions == ["<think>\nwhy</think><answer>UP</answer>"]
     assert get_response_format("think_answer").extract(decisions.actions[0]) == "UP"
     written = policy.write("UP", "why")

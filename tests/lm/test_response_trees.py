@@ -204,7 +204,7 @@ def test_a_policy_and_its_reference_say_the_same_with_and_without_trees(
     maps = [render_map(state, ("SFFF", "FHFH", "FFFH", "HFFG")) for state in (0, 1, 0, 1, 0, 1, 0, 1)]
     rows = np.arange(8)
     keys = RandomKeys(seed=0, purpose="test", collection=0, env=rows, turn=0 * rows)
-    batch, results = batch_of(policy.act(maps, [()] * 8, keys)), []
+    batch, results = batch_of(policy.act(maps, [()] * 8, keys, policy.sampling)), []
     ids, mask = batch.inputs["response_ids"].clone(), torch.ones_like(batch.response_mask)
     ids[:, :2] = torch.tensor([5, 6])  # then they differ, but for the last of each prompt, which ends there
     mask[6:, 2:] = False

@@ -98,7 +98,7 @@ def test_the_self_check_reads_two_rows_of_at_most_twelve_tokens(loud, monkeypatc
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 1e-2), ("float32", 1e-4)])
 def test_first_ratios_are_one_for_loud_models(loud, dtype, limit):
     for name, policy in policies(loud, dtype=dtype).items():
-        decisions = policy.act(OBSERVATIONS, [()] * 24, KEYS)
+        decisions = policy.act(OBSERVATIONS, [()] * 24, KEYS, policy.sampling)
         for part in (batch_of(decisions), *batch_of(decisions).split(7)):
             ratio = (policy.evaluate(part).logprobs - part.old_logprobs).exp()
             assert float((ratio - 1).abs()[part.response_mask].max()) <= limit, name
@@ -109,7 +109,7 @@ def test_first_ratios_are_one_for_loud_models(loud, dtype, limit):
 def test_logprobs_as_sampled_are_near_the_recomputed_ones(loud):
     kept, again = (policies(loud, dtype="bfloat16", recompute_logprobs=choice) for choice in (False, None))
     for name in ("text", "scoring"):
-        sampled, forced = (part[name].act(OBSERVATIONS, [()] * 24, KEYS) for part in (kept, again))
+        sampled, forced = (part[name].act(OBSERVATIONS, [()] * 24, KEYS, part[name].sampling) for part in (kept, again))
         assert torch.equal(sampled.inputs["response_ids"], forced.inputs["response_ids"])
         assert float((sampled.logprobs - forced.logprobs).abs().mean()) < 1e-2
 

@@ -138,7 +138,7 @@ def test_a_policy_says_the_same_in_chunks(folder, monkeypatch, critic, lora):
     maps = [render_map(state, ("SFFF", "FHFH", "FFFH", "HFFG")) for state in (0, 1, 4, 9, 0)]
     rows = np.arange(5)
     keys = RandomKeys(seed=0, purpose="test", collection=0, env=rows, turn=0 * rows)
-    batch, results = batch_of(policy.act(maps, [()] * 5, keys)), []
+    batch, results = batch_of(policy.act(maps, [()] * 5, keys, policy.sampling)), []
     for chunked in (False, True):
         policy.language_model.chunks = chunked
         monkeypatch.setattr("lrl.lm.model.AT_ONCE", 10)

@@ -22,7 +22,7 @@ class Alternating(Actor):
 
     response_format = "direct"
 
-    def act(self, observations, memory, keys, sampling=None):
+    def act(self, observations, memory, keys, sampling):
         actions = ["RIGHT" if turn % 2 else "LEFT" for turn in keys.turn.tolist()]
         nothing = torch.zeros(len(actions), 1)
         return Decisions(

@@ -42,10 +42,10 @@ def test_the_expert_takes_the_shortest_path_if_the_ice_is_not_slippery() -> None
 def test_the_expert_actor_writes_the_action_of_the_expert() -> None:
     policy = ExpertActor(response_format="direct")
     policy.connect(FrozenLakeCodec())
-    assert policy.act([render_map(14, named_map("4x4"))], [()], KEYS).actions == ["DOWN"]
+    assert policy.act([render_map(14, named_map("4x4"))], [()], KEYS, policy.sampling).actions == ["DOWN"]
     own = ExpertActor(lambda text: len(text), "direct")
     own.connect(FrozenLakeCodec())
-    assert own.act([".."], [()], KEYS).actions == ["RIGHT"]
+    assert own.act([".."], [()], KEYS, own.sampling).actions == ["RIGHT"]
 
 
 def test_an_observation_without_a_map_raises() -> None:
@@ -56,9 +56,9 @@ def test_an_observation_without_a_map_raises() -> None:
 def test_the_expert_of_an_environment_returns_the_advised_action() -> None:
     policy = ExpertActor(response_format="direct")
     policy.connect(BabyAICodec())
-    assert policy.act([AdvisedObservation("Goal: go", 4)], [()], KEYS).actions == ["drop"]
+    assert policy.act([AdvisedObservation("Goal: go", 4)], [()], KEYS, policy.sampling).actions == ["drop"]
     with pytest.raises(ValueError, match="call prepare"):
-        policy.act(["Goal: go"], [()], KEYS)
+        policy.act(["Goal: go"], [()], KEYS, policy.sampling)
     with pytest.raises(ValueError, match="no expert is known for BabyAICodec"):
         expert_for(BabyAICodec(has_expert=False))
 

@@ -15,7 +15,7 @@ def keys(rows: int, turn: int = 0) -> RandomKeys:
 
 def said(policy: FixedActor, observations: list[str]) -> list[str]:
     policy.connect(FrozenLakeCodec())
-    decisions = policy.act(observations, [()] * len(observations), keys(len(observations)))
+    decisions = policy.act(observations, [()] * len(observations), keys(len(observations)), policy.sampling)
     assert decisions.response_mask.shape == decisions.logprobs.shape == (len(observations), 1)
     return [get_response_format(policy.response_format).extract(text) for text in decisions.actions]
 
@@ -29,11 +29,11 @@ def test_the_random_actor_takes_every_action_equally_often() -> None:
 def test_random_actions_depend_only_on_the_keys() -> None:
     policy = RandomActor("direct")
     policy.connect(FrozenLakeCodec())
-    together = policy.act([""] * 6, [()] * 6, keys(6)).actions
+    together = policy.act([""] * 6, [()] * 6, keys(6), policy.sampling).actions
     for row in range(6):
         alone = RandomKeys(seed=3, purpose="evaluation", collection=0, env=np.array([row]), turn=np.zeros(1))
-        assert policy.act([""], [()], alone).actions[0] == together[row]
-    assert list(together) != list(policy.act([""] * 6, [()] * 6, keys(6, turn=1)).actions)
+        assert policy.act([""], [()], alone, policy.sampling).actions[0] == together[row]
+    assert list(together) != list(policy.act([""] * 6, [()] * 6, keys(6, turn=1), policy.sampling).actions)
 
 
 @pytest.mark.parametrize("name", ["direct", "think_answer", "final_answer"])

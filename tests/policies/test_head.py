@@ -50,7 +50,7 @@ def keys(rows):
 def test_evaluated_logprobs_equal_sampled_ones(folder, kind):
     policy = policy_on(kind, folder)
     seen = seen_in(kind, 40)
-    decisions = policy.act(seen, [()] * 40, keys(40))
+    decisions = policy.act(seen, [()] * 40, keys(40), policy.sampling)
     evaluation = policy.evaluate(batch_of(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
     assert decisions.values is None  # values are computed once for a whole collection
@@ -71,7 +71,7 @@ def test_a_frozen_trunk_computes_states_once_and_they_are_whitened(folder, monke
     monkeypatch.setattr(policy.language_model, "states", lambda *args: reads.append(1) or read(*args))
     for collection in range(2):
         policy.settle_statistics(collection)
-        decisions = policy.act(seen, [()] * 200, keys(200))
+        decisions = policy.act(seen, [()] * 200, keys(200), policy.sampling)
         batch = batch_of(decisions)
         assert torch.equal(policy.evaluate(batch).logprobs, decisions.logprobs)
         policy.learn_statistics(batch, collection)
@@ -88,10 +88,10 @@ def test_a_frozen_trunk_computes_states_once_and_they_are_whitened(folder, monke
 
 def test_a_trained_trunk_computes_states_again_with_the_same_whitening(folder):
     policy, seen = policy_on("box", folder, whiten_states=1e-2), seen_in("box", 100)
-    raw = policy.act(seen, [()] * 100, keys(100))
+    raw = policy.act(seen, [()] * 100, keys(100), policy.sampling)
     policy.learn_statistics(batch_of(raw), 0)
     policy.settle_statistics(1)
-    decisions = policy.act(seen, [()] * 100, keys(100))
+    decisions = policy.act(seen, [()] * 100, keys(100), policy.sampling)
     batch = batch_of(decisions)
     assert (policy.outputs(raw.inputs) - policy.layers(raw.inputs["states"])).abs().max() > 1e-2
     torch.testing.assert_close(policy.evaluate(batch).logprobs, decisions.logprobs)
@@ -132,7 +132,7 @@ def test_the_language_model_reads_only_the_text_of_the_observation(folder):
     assert policy.encode_observation(np.zeros(3, np.float32)) == policy.language_model.tokenizer.encode_text(text)
     short = policy_on("box", folder, max_text_tokens=3)
     with pytest.raises(ValueError, match="policy.max_text_tokens is 3; an observation takes"):
-        short.act(seen_in("box", 2), [()] * 2, keys(2))
+        short.act(seen_in("box", 2), [()] * 2, keys(2), short.sampling)
     with pytest.raises(ValueError, match="an observation has the text '', of which the tokenizer of .* makes no token"):
         policy.encode_observation("")
 
@@ -143,7 +143,7 @@ def trained(policy):
 
 def test_every_trainable_weight_has_a_gradient(folder):
     policy = policy_on("box", folder)
-    decisions = policy.act(seen_in("box", 10), [()] * 10, keys(10))
+    decisions = policy.act(seen_in("box", 10), [()] * 10, keys(10), policy.sampling)
     evaluation = policy.evaluate(batch_of(decisions))
     (evaluation.logprobs.sum() + evaluation.values.sum()).backward()
     missing = [name for name, weight in policy.named_parameters() if weight.requires_grad and weight.grad is None]
@@ -162,7 +162,7 @@ def test_every_trainable_weight_has_a_gradient(folder):
 def test_the_reference_is_the_policy_before_the_update(folder, model, settings):
     policy = policy_on("box", folder, model=model, **settings)
     policy.build_reference(warm_started=False)
-    batch = batch_of(policy.act(seen_in("box", 10), [()] * 10, keys(10)))
+    batch = batch_of(policy.act(seen_in("box", 10), [()] * 10, keys(10), policy.sampling))
     policy.learn_statistics(batch, 0)
     policy.settle_statistics(1)
     with torch.no_grad():
@@ -175,11 +175,11 @@ def test_the_reference_is_the_policy_before_the_update(folder, model, settings):
 
 def test_the_critic_normalises_observations_and_the_text_is_not_normalised(folder):
     policy = policy_on("box", folder)
-    decisions = policy.act(seen_in("box", 50), [()] * 50, keys(50))
+    decisions = policy.act(seen_in("box", 50), [()] * 50, keys(50), policy.sampling)
     before = sampled_values(policy, batch_of(decisions))
     policy.learn_statistics(batch_of(decisions), 0)
     policy.settle_statistics(1)
-    after = policy.act(seen_in("box", 50), [()] * 50, keys(50))
+    after = policy.act(seen_in("box", 50), [()] * 50, keys(50), policy.sampling)
     assert torch.equal(after.logprobs, decisions.logprobs)
     assert not torch.equal(sampled_values(policy, batch_of(after)), before)
     assert policy.norm(decisions.inputs["observation"]).std(0) == pytest.approx([1.0] * 3, abs=0.05)
@@ -280,7 +280,7 @@ def dropping(tmp_path_factory):
 @pytest.mark.parametrize("freeze_trunk", [True, False])
 def test_statistics_of_demonstrations_are_computed_without_dropout(dropping, freeze_trunk):
     policy = policy_on("box", dropping, whiten_states=1e-2, freeze_trunk=freeze_trunk, critic=None)
-    decisions = policy.act(seen_in("box", 100), [()] * 100, keys(100))
+    decisions = policy.act(seen_in("box", 100), [()] * 100, keys(100), policy.sampling)
     states = decisions.inputs["states"]
     batch = batch_of(decisions).replace(inputs=policy._text(seen_in("box", 100)))
     policy.train()  # as Lightning does before the first batch

@@ -45,7 +45,7 @@ def test_evaluated_logprobs_equal_sampled_ones(kind):
     policy = network(observed, acted)
     observed.seed(0)
     seen = [observed.sample() for _ in range(50)]
-    decisions = policy.act(seen, [()] * 50, keys(50))
+    decisions = policy.act(seen, [()] * 50, keys(50), policy.sampling)
     assert all(acted.contains(action) for action in np.asarray(decisions.actions, dtype=acted.dtype))
     evaluation = policy.evaluate(batch_of(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs)
@@ -61,7 +61,7 @@ def test_the_gaussian_equals_that_of_torch():
     theirs = torch.distributions.Normal(means, log_std.exp()).log_prob(actions).sum(-1, keepdim=True)
     torch.testing.assert_close(Gaussian(means[:, None], log_std).logprobs(actions[:, None]), theirs)
     policy = network(*SPACES["box"], initial_log_std=-0.3)
-    decisions = policy.act([BOX.sample() for _ in range(4000)], [()] * 4000, keys(4000))
+    decisions = policy.act([BOX.sample() for _ in range(4000)], [()] * 4000, keys(4000), policy.sampling)
     noise = decisions.inputs["action"] - policy(decisions.inputs["observation"])[0].detach()
     assert noise.std(0) == pytest.approx([np.exp(-0.3)] * 2, rel=0.05) and noise.mean(0).abs().max() < 0.05
     entropy = policy.evaluate(batch_of(decisions)).entropy[0]
@@ -73,7 +73,7 @@ def test_frequencies_of_samples_equal_their_probabilities():
     with torch.no_grad():
         policy.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
     seen = [np.zeros(3, np.float32)] * 8000
-    actions = policy.act(seen, [()] * 8000, keys(8000)).inputs["action"]
+    actions = policy.act(seen, [()] * 8000, keys(8000), policy.sampling).inputs["action"]
     wanted = torch.softmax(policy(torch.zeros(1, 3))[0][0], -1)
     assert (torch.bincount(actions, minlength=4) / 8000 - wanted).abs().max() < 0.02
     greedy = policy.act(seen[:3], [()] * 3, keys(3), SamplingConfig(temperature=0)).actions
@@ -82,7 +82,7 @@ def test_frequencies_of_samples_equal_their_probabilities():
 
 def test_actions_are_clipped_to_the_box_and_unclipped_samples_are_trained_on():
     policy = network(*SPACES["box"], initial_log_std=2.0)
-    decisions = policy.act([BOX.sample() for _ in range(100)], [()] * 100, keys(100))
+    decisions = policy.act([BOX.sample() for _ in range(100)], [()] * 100, keys(100), policy.sampling)
     assert np.abs(decisions.actions).max() == 2 and decisions.inputs["action"].abs().max() > 2
     calm = policy.act([BOX.sample()], [()], keys(1), SamplingConfig(temperature=0))
     torch.testing.assert_close(calm.inputs["action"], policy(calm.inputs["observation"])[0].detach())
@@ -93,7 +93,7 @@ def test_statistics_cover_all_collections_and_are_saved():
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(n, 3, generator=generator) * 5 + 2 for n in (7, 1, 40)]
     for number, part in enumerate(parts):
-        decisions = policy.act(list(part.numpy()), [()] * len(part), keys(len(part)))
+        decisions = policy.act(list(part.numpy()), [()] * len(part), keys(len(part)), policy.sampling)
         before = policy(part)[0]
         for _ in range(2):  # a collection that is credited again after a resume counts once
             policy.settle_statistics(number)
@@ -200,7 +200,7 @@ def test_probabilities_and_values_are_computed_in_float32_under_autocast():
     policy = network(*SPACES["box"])
     seen = [BOX.sample() for _ in range(5)]
     with torch.autocast("cpu", torch.bfloat16):
-        decisions = policy.act(seen, [()] * 5, keys(5))
+        decisions = policy.act(seen, [()] * 5, keys(5), policy.sampling)
         batch = batch_of(decisions)
         evaluation, values = policy.evaluate(batch), sampled_values(policy, batch)
         behind = policy.state_values(seen, [()] * 5)
@@ -213,7 +213,7 @@ def test_probabilities_and_values_are_computed_in_float32_under_autocast():
 
 def test_values_of_many_turns_equal_those_of_single_turns(monkeypatch):
     policy = network(*SPACES["box"])
-    batch = batch_of(policy.act([BOX.sample() for _ in range(50)], [()] * 50, keys(50)))
+    batch = batch_of(policy.act([BOX.sample() for _ in range(50)], [()] * 50, keys(50), policy.sampling))
     monkeypatch.setattr(gradient_module, "_CHUNK", 8)
     torch.testing.assert_close(gradient_module.values_of(policy, batch), policy.evaluate(batch).values)
 
@@ -223,7 +223,7 @@ def test_values_of_many_turns_equal_those_of_single_turns(monkeypatch):
 def test_sampled_and_demonstrated_actions_are_not_rounded_to_sixteen_bits(dtype):
     policy = network(*SPACES["box"], initial_log_std=-0.3).to(dtype)
     seen = [BOX.sample() for _ in range(50)]
-    decisions = policy.act(seen, [()] * 50, keys(50))
+    decisions = policy.act(seen, [()] * 50, keys(50), policy.sampling)
     off = (policy.evaluate(batch_of(decisions)).logprobs - decisions.logprobs).abs().max()
     assert off < 1e-5, f"{float(off):.1e} nats"
     told = policy.encode_turns([NativeTurn(seen[0], np.float32([0.7, 1.999]))])["clipped_action"]
@@ -235,14 +235,14 @@ def test_the_reference_is_converted_with_the_policy():
     policy = network(*SPACES["box"])
     policy.build_reference(warm_started=False)
     policy.to(torch.bfloat16)
-    batch = batch_of(policy.act([BOX.sample() for _ in range(20)], [()] * 20, keys(20)))
+    batch = batch_of(policy.act([BOX.sample() for _ in range(20)], [()] * 20, keys(20), policy.sampling))
     assert torch.equal(policy.reference_logprobs(batch), policy.evaluate(batch).logprobs)
 
 
 def test_updates_do_not_change_the_reference():
     policy = network(*SPACES["discrete"])
     policy.build_reference(warm_started=False)
-    decisions = policy.act([BOX.sample() for _ in range(10)], [()] * 10, keys(10))
+    decisions = policy.act([BOX.sample() for _ in range(10)], [()] * 10, keys(10), policy.sampling)
     with torch.no_grad():
         policy.actor[-1].weight.add_(1.0)
     torch.testing.assert_close(policy.reference_logprobs(batch_of(decisions)), decisions.logprobs)

@@ -29,7 +29,7 @@ class Scripted(Actor):
         self.sampling, self.prompt = SamplingConfig(max_new_tokens=8), PromptTemplate(response_format="direct")
         self.connect(FrozenLakeCodec())
 
-    def act(self, observations, memory, keys, sampling=None):
+    def act(self, observations, memory, keys, sampling):
         self.calls.append((list(observations), keys, sampling))
         actions = [self.respond(text, sampling.temperature, keys.purpose) for text in observations]
         none = torch.zeros(len(actions), 0)

@@ -69,7 +69,7 @@ def keys(rows, seed=0):
 
 def act(policy, observations=OBSERVATIONS, sampling=None, seed=0, memory=None):
     memory = memory or [()] * len(observations)
-    return policy.act(observations, memory, keys(len(observations), seed), sampling)
+    return policy.act(observations, memory, keys(len(observations), seed), sampling or policy.sampling)
 
 
 def disturb(policy):
@@ -187,7 +187,7 @@ def test_choices_do_not_depend_on_the_other_rows(folder):
     together = act(policy)
     for row, observation in enumerate(OBSERVATIONS):
         named = RandomKeys(seed=0, purpose="test", collection=0, env=np.array([row]), turn=np.array([0]))
-        alone = policy.act([observation], [()], named)
+        alone = policy.act([observation], [()], named, policy.sampling)
         assert alone.actions == [together.actions[row]]
         torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], atol=1e-12, rtol=0)
 

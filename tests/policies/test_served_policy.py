@@ -67,7 +67,9 @@ def test_a_conversation_has_system_message_examples_history_and_observation():
     chat = Scripted(random_action)
     example = PastTurn("an example", "UP")
     policy = policy_of(chat, system="Play.", examples=(example,), history=1)
-    decisions = policy.act(["here"], [(PastTurn("long ago", "UP"), PastTurn("before", "DOWN"))], keys(1))
+    decisions = policy.act(
+        ["here"], [(PastTurn("long ago", "UP"), PastTurn("before", "DOWN"))], keys(1), policy.sampling
+    )
     ((messages,), sampling, _) = chat.calls[0]
     assert [message["content"] for message in messages] == [
         "Play.", "an example", "UP", "before", "DOWN", "here",
@@ -80,8 +82,8 @@ def test_a_conversation_has_system_message_examples_history_and_observation():
 
 def test_a_response_depends_on_its_episode_and_turn_but_not_on_its_row():
     policy = policy_of(Scripted(random_action))
-    all_rows = policy.act(["x"] * 8, [()] * 8, keys(8)).actions
-    some = policy.act(["x"] * 3, [()] * 3, keys(3, env=[6, 1, 4])).actions
+    all_rows = policy.act(["x"] * 8, [()] * 8, keys(8), policy.sampling).actions
+    some = policy.act(["x"] * 3, [()] * 3, keys(3, env=[6, 1, 4]), policy.sampling).actions
     assert some == [all_rows[row] for row in (6, 1, 4)] and len(set(all_rows)) > 1
 
 
@@ -97,7 +99,7 @@ def test_text_after_the_end_of_a_response_is_dropped():
     policy = policy_of(
         Scripted(lambda *_: "<think>a</think><answer>UP</answer> Next turn: ..."), response_format="think_answer"
     )
-    assert policy.act(["x"], [()], keys(1)).actions == ["<think>a</think><answer>UP</answer>"]
+    assert policy.act(["x"], [()], keys(1), policy.sampling).actions == ["<think>a</think><answer>UP</answer>"]
     assert policy.counts.asked_again == 0
 
 
@@ -112,7 +114,7 @@ def test_a_response_without_a_legal_action_is_sampled_again_at_the_configured_te
 
     chat = Scripted(respond)
     policy = policy_of(chat, system="", history=1)
-    decisions = policy.act(["hard", "easy"], [(), ()], keys(2))
+    decisions = policy.act(["hard", "easy"], [(), ()], keys(2), policy.sampling)
     assert decisions.actions == ["UP", "LEFT"] and [len(call[0]) for call in chat.calls] == [2, 1, 1]
     assert [call[1].temperature for call in chat.calls] == [1.0, 0.3, 0.3]
     assert len({call[2][0] for call in chat.calls}) == 3  # with equal seeds a server might repeat its response

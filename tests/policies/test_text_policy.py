@@ -55,7 +55,9 @@ def moved_adapter(folder, dropout, **changes):
 
 
 def act(policy, observations=OBSERVATIONS, memory=None, **changes):
-    return policy.act(observations, memory or [()] * len(observations), keys(len(observations), **changes))
+    return policy.act(
+        observations, memory or [()] * len(observations), keys(len(observations), **changes), policy.sampling
+    )
 
 
 def as_batch(decisions):
@@ -193,7 +195,7 @@ def test_responses_do_not_depend_on_the_other_rows(folder):
     together = act(policy)
     for row, observation in enumerate(OBSERVATIONS):
         named = RandomKeys(seed=0, purpose="test", collection=0, env=np.array([row]), turn=np.array([0]))
-        alone = policy.act([observation], [()], named)
+        alone = policy.act([observation], [()], named, policy.sampling)
         assert alone.actions[0] == together.actions[row]
 
 

@@ -59,7 +59,7 @@ class Recorder(Policy):
     def build_reference(self, warm_started):
         raise AssertionError
 
-    def act(self, observations, memory, keys, sampling=None):
+    def act(self, observations, memory, keys, sampling):
         self.calls.append((np.array(observations), keys.env.copy(), keys.turn.copy()))
         rows = len(observations)
         width = 1 + keys.turn[0]

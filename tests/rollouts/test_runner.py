@@ -35,7 +35,7 @@ class Counter:
     def prepare(self, envs):
         self.envs = envs
 
-    def act(self, observations, memory, keys, sampling=None):
+    def act(self, observations, memory, keys, sampling):
         rows = len(observations)
         return Decisions(
             actions=keys.env,

@@ -34,7 +34,7 @@ def test_parameters_are_in_the_papers_order():
     policy = connected(LinearPolicy(), BOX, spaces.Box(-9.0, 9.0, (3,), np.float32))
     assert policy.parameter_space() == ParameterSpace(size=9)
     policy.load_parameters([1, 2, 3, 4, 5, 6, 0.1, 0.2, 0.3])  # W is 2 x 3, row by row, then b
-    actions = policy.act([np.array([1.0, 0.5], np.float32)], [()], keys(1)).actions
+    actions = policy.act([np.array([1.0, 0.5], np.float32)], [()], keys(1), policy.sampling).actions
     assert (
         actions == pytest.approx(np.array([[1 + 2 + 0.1, 2 + 2.5 + 0.2, 3 + 3 + 0.3]])) and actions.dtype == np.float32
     )
@@ -71,7 +71,7 @@ def test_a_table_has_one_action_for_each_state():
     assert policy.parameter_space() == ParameterSpace(size=4, actions=(1, 2, 3))
     assert policy.parameters_vector.tolist() == [1, 1, 1, 1], "the legal values nearest to zero"
     policy.load_parameters([3, 1, 2, 2])
-    assert policy.act([0, 3, 1], [()] * 3, keys(3)).actions.tolist() == [3, 2, 1]
+    assert policy.act([0, 3, 1], [()] * 3, keys(3), policy.sampling).actions.tolist() == [3, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_target_kl_is_compared_with_the_mean_over_the_tokens_of_all_ranks(target
     monkeypatch.setattr(GRPOModule, "world_size", 2)
     env = GymnasiumEnvs("CartPole-v1")
     modules = [GRPOModule(mlp(env, scale=1.0), target_kl=target_kl) for _ in range(2)]
-    turns = batch_of(modules[0].policy.act([np.zeros(4)] * 3, [()] * 3, KEYS))
+    turns = batch_of(modules[0].policy.act([np.zeros(4)] * 3, [()] * 3, KEYS, modules[0].policy.sampling))
     turns = turns.replace(old_logprobs=turns.old_logprobs - 0.6)
 
     def step(rank, reduce):

@@ -85,11 +85,11 @@ def test_a_run_on_frozen_lake_leaves_the_exact_figure_and_both_pictures(tmp_path
 class Stubborn(ExpertActor):
     """Knows everything but the start, where it goes up in three of four responses."""
 
-    def act(self, observations: Any, memory: Any, keys: Any, sampling: Any = None) -> Any:
+    def act(self, observations: Any, memory: Any, keys: Any, sampling: Any) -> Any:
         decisions = super().act(observations, memory, keys, sampling)
         up = self._format.render("UP")
         wrong = [up if "row 0 column 0" in text else old for text, old in zip(observations, decisions.actions)]
-        greedy = sampling is None or sampling.temperature == 0
+        greedy = sampling.temperature == 0
         rare = [not greedy and turn % 4 == 0 for turn in keys.turn.tolist()]
         picked = [old if right else new for old, new, right in zip(decisions.actions, wrong, rare)]
         return replace(decisions, actions=picked)
