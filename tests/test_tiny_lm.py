@@ -59,7 +59,7 @@ def prompt(chat: ChatTokenizer, state: int, style: str = "think_answer", turns: 
         render_map(0, MAP), get_response_format(style).render("LEFT", "let me look around, then I choose one.")
     )
     template = PromptTemplate(response_format=style, history=turns)
-    return chat.encode_prompt(template, CODEC, render_map(state, MAP), (past,) * turns, 1000)[0]
+    return chat.encode_prompt(template, CODEC, render_map(state, MAP), (past,) * turns, 1000)
 
 
 def sample(model: Any, chat: ChatTokenizer, prompts: list[list[int]], style: str) -> list[list[int]]:

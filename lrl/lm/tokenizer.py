@@ -147,8 +147,8 @@ class ChatTokenizer:
 
     def encode_prompt(
         self, template: PromptTemplate, codec: TextCodec, observation: str, history: History, max_prompt_tokens: int
-    ) -> tuple[list[int], int]:
-        """Return the token ids of a prompt of limited length, and the number of oldest turns dropped from its history.
+    ) -> list[int]:
+        """Return the token ids of a prompt of limited length, whose history may lose its oldest turns.
 
         Args:
             template: how an observation becomes a prompt.
@@ -174,11 +174,11 @@ class ChatTokenizer:
                 f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "
                 f"alone take {len(attempts[len(window)][1])} tokens."
             )
-        return self._keep(*attempts[dropped]), dropped
+        return self._keep(*attempts[dropped])
 
     def encode_prompts(
         self, template: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]], max_prompt_tokens: int
-    ) -> list[tuple[list[int], int]]:
+    ) -> list[list[int]]:
         """Return what :meth:`encode_prompt` returns for many turns, faster for prompts without history.
 
         Args:
@@ -193,11 +193,10 @@ class ChatTokenizer:
         frame = self._frame(template, codec) if not template.history and len(turns) > 1 else None
         if frame is not None and all(self._is_ordinary(text) for text, _ in turns):
             prompts = frame.prompts([text for text, _ in turns])
-            first, _ = self.encode_prompt(template, codec, *turns[0], max_prompt_tokens)
-            if prompts[0] != first:
+            if prompts[0] != self.encode_prompt(template, codec, *turns[0], max_prompt_tokens):
                 self._framed = (template, codec, None)
             elif max(map(len, prompts)) <= max_prompt_tokens:
-                return [(ids, 0) for ids in prompts]
+                return prompts
         return [self.encode_prompt(template, codec, *turn, max_prompt_tokens) for turn in turns]
 
     def _is_ordinary(self, text: str) -> bool:

@@ -38,30 +38,24 @@ def expert_for(codec: TextCodec) -> Expert:
     if isinstance(codec, FrozenLakeCodec):
         return FrozenLakeExpert(codec.is_slippery)
     if codec.has_expert:
-        return EnvironmentExpert()
+        return advised_action
     name = type(codec).__name__
     raise ValueError(f"policy is 'expert', but no expert is known for {name}; policy must be another actor.")
 
 
-@final
-class EnvironmentExpert:
-    """Returns the action of an expert that is part of the environment and has access to its whole state.
+def advised_action(observation: AdvisedObservation) -> int:
+    """Return the action of an expert that is part of the environment and has access to its whole state.
 
-    :meth:`ExpertActor.prepare` makes the environments add this action to observations
-    (:class:`~lrl.envs.text.AdvisedObservation`).
+    :meth:`ExpertActor.prepare` makes the environments add this action to observations.
+
+    Raises:
+        ValueError: If the observation contains no advised action.
     """
-
-    def __call__(self, observation: AdvisedObservation) -> int:
-        """Return the advised action.
-
-        Raises:
-            ValueError: If the observation contains no advised action.
-        """
-        if not isinstance(observation, AdvisedObservation):
-            raise ValueError(
-                "policy is 'expert', but the observation contains no advised action; call prepare(envs) first."
-            )
-        return int(observation.expert_action)
+    if not isinstance(observation, AdvisedObservation):
+        raise ValueError(
+            "policy is 'expert', but the observation contains no advised action; call prepare(envs) first."
+        )
+    return int(observation.expert_action)
 
 
 @final
@@ -111,6 +105,9 @@ class FixedActor(Actor):
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
+    probability: float = 1.0
+    """Probability of a chosen action; nan if there are infinitely many."""
+
     def __init__(self, response_format: str = "think_answer") -> None:
         super().__init__()
         self._format, self._format_name = get_response_format(response_format), response_format
@@ -118,11 +115,6 @@ class FixedActor(Actor):
     @abstractmethod
     def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
         """Return the text of an action for each row."""
-
-    @property
-    @abstractmethod
-    def probability(self) -> float:
-        """Probability of a chosen action; nan if there are infinitely many."""
 
     @property
     def response_format(self) -> str:
@@ -162,16 +154,11 @@ class RandomActor(FixedActor):
         """
         super().connect(codec)
         codec.random_action_text(0.0)
+        self.probability = math.nan if codec.action_texts is None else 1 / len(codec.action_texts)
 
     def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
         """Sample an action per row from one uniform number."""
         return [self.text.random_action_text(uniform) for uniform in token_uniforms(keys, 1)[:, 0].tolist()]
-
-    @property
-    def probability(self) -> float:
-        """One over the number of actions; nan if there are infinitely many."""
-        texts = self.text.action_texts
-        return math.nan if texts is None else 1 / len(texts)
 
 
 @final
@@ -195,20 +182,12 @@ class ConstantActor(FixedActor):
         Raises:
             ValueError: If the environment has no such action.
         """
-        return [self._constant()] * len(observations)
-
-    def _constant(self) -> str:
         if self.action is None:
-            return self.text.default_action_text
+            return [self.text.default_action_text] * len(observations)
         try:
-            return self.text.action_to_text(self.text.text_to_action(self.action))
+            return [self.text.action_to_text(self.text.text_to_action(self.action))] * len(observations)
         except InvalidActionError as error:
             raise ValueError(f"policy.action is {self.action!r}, which is not legal: {error}.") from error
-
-    @property
-    def probability(self) -> float:
-        """Probability of the action: 1."""
-        return 1.0
 
 
 @final
@@ -224,7 +203,6 @@ class ExpertActor(FixedActor):
     def __init__(self, expert: Expert | None = None, response_format: str = "think_answer") -> None:
         super().__init__(response_format)
         self.expert = expert
-        self.greedy_is_reproducible = not isinstance(expert, EnvironmentExpert)
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec, and look up its expert if none is given.
@@ -235,12 +213,11 @@ class ExpertActor(FixedActor):
         super().connect(codec)
         if self.expert is None:
             self.expert = expert_for(codec)
-        # An expert inside the environment has access to more than the text.
-        self.greedy_is_reproducible = not isinstance(self.expert, EnvironmentExpert)
+        self.greedy_is_reproducible = self.expert is not advised_action  # which depends on more than the text
 
     def prepare(self, envs: VectorEnv) -> None:
         """Make the environments add their expert's action to observations, if that expert is used."""
-        if isinstance(self.expert, EnvironmentExpert):
+        if self.expert is advised_action:
             vectorised: Any = envs  # Gymnasium does not type set_attr
             vectorised.set_attr("advises", True)
 
@@ -248,11 +225,6 @@ class ExpertActor(FixedActor):
         """Ask the expert, row by row."""
         assert self.expert is not None, "connect() comes first"
         return [self.text.action_to_text(self.expert(observation)) for observation in observations]
-
-    @property
-    def probability(self) -> float:
-        """Probability of the action: 1."""
-        return 1.0
 
 
 @final
@@ -294,7 +266,9 @@ class NoisyActor(ActorWrapper):
                 else:
                     render = get_response_format(self.response_format).render
                     actions[row] = render(self.codec.random_action_text(which))
-                    memory[row] = _with_response(memory[row], actions[row])
+                    if memory[row]:
+                        *past, last = memory[row]
+                        memory[row] = (*past, PastTurn(last.observation, actions[row]))
         return replace(decisions, actions=actions, memory=memory, replaced=replaced)
 
     def _native_action(self, action: Any) -> Any:
@@ -306,11 +280,6 @@ class NoisyActor(ActorWrapper):
             return self.codec.text_to_action(get_response_format(self.response_format).extract(action))
         except InvalidActionError:
             return None
-
-
-def _with_response(history: History, response: str) -> History:
-    """Return a history in which the response of the last turn is replaced."""
-    return (*history[:-1], PastTurn(history[-1].observation, response)) if history else history
 
 
 class HumanActor(FixedActor):
@@ -327,8 +296,3 @@ class HumanActor(FixedActor):
         if not response:
             raise EOFError
         return [response]
-
-    @property
-    def probability(self) -> float:
-        """Probability of an action, which is unknown for a human and counts as 1."""
-        return 1.0

@@ -54,8 +54,7 @@ class LanguageModelTrunk:
         Raises:
             ValueError: If a prompt is too long even without history.
         """
-        encoded = self.language_model.tokenizer.encode_prompts(prompt, codec, turns, self.max_prompt_tokens)
-        return [ids for ids, _ in encoded]
+        return self.language_model.tokenizer.encode_prompts(prompt, codec, turns, self.max_prompt_tokens)
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Return the weights of the value head."""

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from lrl.chat.model import ChatModel, Message
+from lrl.chat.model import ChatModel
 from lrl.functional.random import counter_hash, seeds
 from lrl.policies.actor import Actor, without_tokens
 from lrl.prompts import PromptTemplate, get_response_format
@@ -68,10 +68,12 @@ class ServedPolicy(Actor):
         """Request a response per row with the seeds of an attempt; see :meth:`Actor.act_again`."""
         assert self.codec is not None, "connect() comes first"
         conversations = [self.prompt.messages(self.codec, *row) for row in zip(observations, memory, strict=True)]
-        names = _prompt_names(conversations) if greedy else _turn_names(keys)
-        numbers = seeds("chat", names, attempt).tolist()
+        if greedy:  # equal conversations have equal seeds
+            names = np.array([zlib.crc32(json.dumps(messages).encode()) for messages in conversations], dtype=np.int64)
+        else:
+            names = counter_hash(keys.purpose, keys.seed, keys.collection, keys.env, keys.turn).view(np.int64)
+        completions = self.chat_model.complete(conversations, sampling, seeds("chat", names, attempt).tolist())
         stop = self.prompt.stop or get_response_format(self.prompt.response_format).stop
-        completions = self.chat_model.complete(conversations, sampling, numbers)
         responses = [_until(completion.text, stop) for completion in completions]
         extend = self.prompt.extend_history
         histories = [extend(self.codec, *row) for row in zip(memory, observations, responses, strict=True)]
@@ -92,13 +94,3 @@ def _until(text: str, stop: str | None) -> str:
     """Return a text up to and including the first ``stop``."""
     before, found, _ = (text, "", "") if stop is None else text.partition(stop)
     return before + found
-
-
-def _prompt_names(conversations: Sequence[Sequence[Message]]) -> np.ndarray:
-    """Return a number for each conversation, equal for equal conversations, int64 ``(row,)``."""
-    return np.array([zlib.crc32(json.dumps(messages).encode()) for messages in conversations], dtype=np.int64)
-
-
-def _turn_names(keys: RandomKeys) -> np.ndarray:
-    """Return a number for each turn of each episode, int64 ``(row,)``."""
-    return counter_hash(keys.purpose, keys.seed, keys.collection, keys.env, keys.turn).view(np.int64)

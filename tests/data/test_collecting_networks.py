@@ -245,7 +245,7 @@ def test_random_actions_between_those_of_a_network_are_marked_and_its_own_are_ke
     assert 0.5 * total < sum(map(len, own)) < 0.9 * total
     for index, episode in enumerate(episodes):
         seen = list(episode.observations)
-        choices = policy.act(seen, [()] * len(seen), keys_of(episode), policy.sampling).actions
+        choices = policy.act(seen, [()] * len(episode.actions), keys_of(episode), policy.sampling).actions
         advised = episode.advised_actions
         for step, (choice, action) in enumerate(zip(choices, episode.actions, strict=True)):
             assert reader.action_space.contains(action)

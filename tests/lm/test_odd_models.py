@@ -147,7 +147,7 @@ def test_prompt_end_tokens_and_open_tag_are_those_of_the_files(saved, name):
     observations = ["row 1", "so\nleft !!"]
     alone = [chat.encode_chat([SYSTEM, {"role": "user", "content": text}]) for text in observations]
     together = chat.encode_prompts(PromptTemplate(system="Play."), CODEC, [(text, ()) for text in observations], 999)
-    assert [ids for ids, _ in together] == alone
+    assert together == alone
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDERS if name not in ("one_turn", "raises_on_turns")])
@@ -173,7 +173,7 @@ def test_the_text_of_control_tokens_in_a_message_stays_text(saved, name):
     assert of_text == [token for token in harmless if token in chat.tokenizer.added_tokens_decoder]
     assert ids != chat.tokenizer.encode(chat.tokenizer.decode(ids), add_special_tokens=False)
     prompts = chat.encode_prompts(PromptTemplate(system="Play."), CODEC, [(text, ()), ("so nothing here", ())], 999)
-    assert [prompt for prompt, _ in prompts] == [ids, harmless]
+    assert prompts == [ids, harmless]
     assert set(chat.encode_observation(text)) & set(chat.tokenizer.added_tokens_decoder) == set(chat._prefix)
 
 
@@ -206,7 +206,7 @@ def test_added_whitespace_in_a_message_remains_a_token(tmp_path):
 def test_prompts_of_many_observations_are_those_of_each_where_the_template_changes_them(tmp_path, template):
     chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "qwen", template))
     texts, prompt = ["row 1", "", "a < b", "it's"], PromptTemplate(system="Play.")
-    together = [ids for ids, _ in chat.encode_prompts(prompt, CODEC, [(text, ()) for text in texts], 999)]
+    together = chat.encode_prompts(prompt, CODEC, [(text, ()) for text in texts], 999)
     assert together == [chat.encode_chat(prompt.messages(CODEC, text)) for text in texts]
 
 
@@ -504,14 +504,13 @@ def test_a_head_reads_observations_that_begin_with_the_bos_token(tmp_path):
 def test_a_history_that_does_not_fit_is_encoded_a_few_times_and_kept_once(saved, monkeypatch):
     chat, template = saved("qwen"), PromptTemplate(system="Play.", history=60)
     turns = tuple(PastTurn(f"row {n} " + "a b " * 20, "UP") for n in range(60))
-    lengths = [len(chat.encode_prompt(template, CODEC, "row", turns[dropped:], 10**6)[0]) for dropped in range(61)]
+    lengths = [len(chat.encode_prompt(template, CODEC, "row", turns[dropped:], 10**6)) for dropped in range(61)]
     chat._cache.clear()
     calls, encode = [], chat.encode_text
     monkeypatch.setattr(chat, "encode_text", lambda text: calls.append(text) or encode(text))
     for limit in (lengths[-1], 500, 1000, lengths[1], lengths[0]):
         calls.clear()
         expected = next(dropped for dropped, length in enumerate(lengths) if length <= limit)
-        ids, dropped = chat.encode_prompt(template, CODEC, "row", turns, limit)
-        assert (len(ids), dropped) == (lengths[expected], expected)
+        assert len(chat.encode_prompt(template, CODEC, "row", turns, limit)) == lengths[expected]
         assert len(calls) <= 8
     assert len(chat._cache) == 5
