@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -110,25 +108,10 @@ class CompletionCache:
                     self._connection = _open(self.path)
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
-                raise ValueError(f"cache is {str(self.path)!r}{_reason(self.path, error)} ({error}).") from error
-
-
-def _reason(path: Path, error: sqlite3.Error | OSError) -> str:
-    """Return the part of the error message that follows the name of the file."""
-    code, number = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF, getattr(error, "errno", None)
-    if code == sqlite3.SQLITE_FULL or number in (errno.ENOSPC, errno.EDQUOT):
-        return ", whose disk is full; free some space, and the same command resumes"
-    # os.path.isdir() returns False for a name that is too long, for which Path.is_dir() raises an error.
-    cannot_open = code == sqlite3.SQLITE_CANTOPEN and not os.path.isdir(path)
-    if cannot_open or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or number in (errno.EACCES, errno.EROFS):
-        return ", which cannot be written; it and its folder must be writable, as every new response is added"
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return f", which another process has locked for {_BUSY:g} s; wait for that process, or end it"
-    if isinstance(error, (FileExistsError, NotADirectoryError)):
-        return ", whose folder cannot be created"
-    if code == sqlite3.SQLITE_IOERR:
-        return ", which cannot be read or written because of a disk error"
-    return "; it must be a new file, or one that lrl wrote"
+                raise ValueError(
+                    f"cache is {str(self.path)!r}, which cannot be used ({error}); it must be a new file or one that "
+                    "lrl wrote, in a folder that can be written to."
+                ) from error
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -184,16 +184,11 @@ def _template_text(tokenizer: Any, chat_template: str) -> str:
     if chat_template in built_in:
         return built_in[chat_template]
     if chat_template == "auto":
-        if not tokenizer.chat_template:
-            raise ValueError(
-                "language_model.chat_template is 'auto', but this tokenizer has no chat template; "
-                f"it must be {OTHER_TEMPLATES}."
-            )
         try:
             return tokenizer.get_chat_template()
-        except ValueError as error:  # several named templates, of which none is the default
+        except ValueError as error:  # there is none, or there are several of which none is the default
             raise ValueError(
-                f"language_model.chat_template is 'auto', but this tokenizer has no default chat template; "
+                "language_model.chat_template is 'auto', but this tokenizer has no default chat template; "
                 f"it must be {OTHER_TEMPLATES}."
             ) from error
     file = Path(resolve(chat_template))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import agrees, bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
-from lrl.lm.layouts import Layout, Lower, Turns, lay_out
+from lrl.lm.layouts import Layout, Lower, Turns, equal_prompts, lay_out
 
 # Change what a forward pass computes.
 
@@ -274,7 +274,7 @@ def divide_turns(
     if computed_once == "nothing":
         prompt_of = turn_of = torch.argsort(torch.argsort(lengths + sizes, stable=True))
     else:
-        prompt_of, turn_of = _numbered(inputs, lengths, sizes)
+        prompt_of, turn_of = _numbered(inputs, sizes)
         prompt_of = prompt_of if computed_once == "prompts" else turn_of
     order = torch.argsort(turn_of, stable=True)
     starts, rows, last = [0], (0, 0, 0, 0), (-1, -1)
@@ -289,10 +289,9 @@ def divide_turns(
     return [everything] if len(starts) == 1 else list(order.tensor_split(starts[1:]))
 
 
-def _numbered(inputs: Mapping[str, Tensor], lengths: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+def _numbered(inputs: Mapping[str, Tensor], sizes: Tensor) -> tuple[Tensor, Tensor]:
     """Return a number for each distinct prompt, shorter ones first, and for each distinct turn, int64 ``(turn,)``."""
-    keyed = torch.cat([lengths[:, None], inputs["prompt_ids"] * inputs["prompt_mask"]], dim=1)
-    _, prompt_of = torch.unique(keyed, dim=0, return_inverse=True)
+    prompt_of, _ = equal_prompts(inputs["prompt_ids"], inputs["prompt_mask"])
     parts = [prompt_of[:, None], sizes[:, None]]
     if "response_ids" in inputs:
         ids = inputs["response_ids"]

@@ -69,23 +69,6 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in HALVED else tensor
 
 
-def value_view(critic: nn.Module, seen: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return values ``(turn, 1)`` as a function of indices of rows ``(turn,)``, never in half precision.
-
-    Autocast is disabled: it would round the values, and would use cached copies of weights that are being fitted.
-
-    Args:
-        critic: from ``(turn, size)`` to ``(turn, 1)``.
-        seen: inputs of the critic, ``(row, size)``.
-    """
-
-    def values(index: Tensor) -> Tensor:
-        with torch.autocast(seen.device.type, enabled=False):
-            return at_least_float32(critic(seen[index]))
-
-    return values
-
-
 @contextmanager
 def seeded_init(seed: int | None) -> Iterator[None]:
     """Initialise the weights created in a ``with`` block from their own seed; None uses the run's random state."""

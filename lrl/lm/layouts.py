@@ -66,11 +66,20 @@ class Turns(NamedTuple):
         response = self.response_ids.gather(1, (index - rest).clamp(0, self.response_ids.shape[1] - 1))
         return torch.where(index < rest, prompt, response)
 
-    def equal_prompts(self) -> tuple[Tensor, Tensor]:
-        """Return the index of each turn's prompt, int64 ``(turn,)``, and the turns per prompt, int64 ``(prompt,)``."""
-        keyed = torch.cat([self.lengths[:, None], self.prompt_ids * self.prompt_mask], dim=1)
-        _, prompt_of, counts = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
-        return prompt_of, counts
+
+def equal_prompts(prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the distinct prompts, shorter ones first.
+
+    Args:
+        prompt_ids: int64 ``(turn, prompt)``, right-padded.
+        prompt_mask: bool ``(turn, prompt)``.
+
+    Returns:
+        The number of each turn's prompt, int64 ``(turn,)``, and the turns per prompt, int64 ``(prompt,)``.
+    """
+    keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids * prompt_mask], dim=1)
+    _, prompt_of, counts = torch.unique(keyed, dim=0, return_inverse=True, return_counts=True)
+    return prompt_of, counts
 
 
 class Lower(NamedTuple):
@@ -214,7 +223,7 @@ def lay_out(turns: Turns, share: bool = True, align: Literal["root", "left"] = "
     row, per_row = torch.arange(len(lengths), device=lengths.device), 1
     slot = starts = torch.zeros_like(row)
     if share:
-        prompt_of, counts = turns.equal_prompts()
+        prompt_of, counts = equal_prompts(turns.prompt_ids, turns.prompt_mask)
         per_row, _ = cheapest(counts, int(lengths.max()), max(int(sizes.max()), 1))
         rank, rows_of_prompt = _ranks(prompt_of, counts), (counts + per_row - 1) // per_row
         row, slot = (rows_of_prompt.cumsum(0) - rows_of_prompt)[prompt_of] + rank // per_row, rank % per_row
@@ -408,7 +417,7 @@ def lay_out_trees(turns: Turns, max_columns: int | None = None) -> Layout | None
     lengths, sizes = turns.lengths, turns.sizes
     if len(sizes) < 2 or int(sizes.min()) < 1 or int(sizes.max()) < 2:
         return None
-    (row, counts), roots = turns.equal_prompts(), lengths
+    (row, counts), roots = equal_prompts(turns.prompt_ids, turns.prompt_mask), lengths
     trie = find_prefixes(row, turns.response_ids, sizes)
     columns = int(lengths.max()) + int(torch.bincount(trie.root).max())
     cost, limit = cost_of(len(counts), columns), min(max_columns or _MAX_COLUMNS, _MAX_COLUMNS)

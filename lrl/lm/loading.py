@@ -29,7 +29,7 @@ def load_base(config: LanguageModelConfig) -> Any:
     Raises:
         ValueError: If the model does not exist, or cannot be loaded as configured.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
@@ -38,7 +38,8 @@ def load_base(config: LanguageModelConfig) -> Any:
     options = {"dtype": dtype, "attn_implementation": attention, "trust_remote_code": remote}
     try:
         if config.random_init:
-            architecture = _architecture(config)
+            where, of_gguf = sources(config.name)
+            architecture = AutoConfig.from_pretrained(where, trust_remote_code=remote, **of_gguf)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(config.init_seed)
                 model = AutoModelForCausalLM.from_config(architecture, **options)
@@ -46,9 +47,10 @@ def load_base(config: LanguageModelConfig) -> Any:
             model = _pretrained(config, options, quantization)
     except (OSError, ValueError, ImportError) as error:
         if any(mark in str(error) for mark in ("attn_implementation", "attention implementation", "FlashAttention")):
+            others = "auto or eager" if config.attention == "sdpa" else "auto, sdpa or eager"
             raise ValueError(
                 f"language_model.attention is {config.attention!r}, which {config.name} cannot be loaded with; "
-                f"it must be {_other_attention(config.attention)}."
+                f"it must be {others}."
             ) from error
         raise ValueError(missing_model_message(config.name, error)) from error
     if config.first_layers is not None:
@@ -76,11 +78,13 @@ def _pretrained(config: LanguageModelConfig, options: dict[str, Any], quantizati
     load = transformers.AutoModelForCausalLM.from_pretrained
     where, of_gguf = sources(config.name)
     if not of_gguf:
-        return _keep_gradients(load(where, use_safetensors=True, quantization_config=quantization, **options))
-    packed = getattr(transformers, "GgufConfig", None)  # versions without it unpack all weights anyway
-    dense = {} if packed is None else {"quantization_config": packed(dequantize=True)}
+        model = load(where, use_safetensors=True, quantization_config=quantization, **options)
+        for part in model.modules():
+            if hasattr(part, "support_avx512bf16_for_cpu"):  # or bitsandbytes packs weights on a CPU, without gradient
+                part.support_avx512bf16_for_cpu = False
+        return model
     with redirect_stderr(io.StringIO()):  # a progress bar
-        model: Any = load(where, **of_gguf, **dense, **options)
+        model: Any = load(where, **of_gguf, quantization_config=transformers.GgufConfig(dequantize=True), **options)
     return forget_quantisation(model)
 
 
@@ -98,18 +102,6 @@ def forget_quantisation(model: Any) -> Any:
     return model
 
 
-def _other_attention(unsupported: str) -> str:
-    """Return the other settings, for a model that does not support one; a model without ``sdpa`` has only ``eager``."""
-    return "auto or eager" if unsupported == "sdpa" else "auto, sdpa or eager"
-
-
-def _architecture(config: LanguageModelConfig) -> Any:
-    from transformers import AutoConfig
-
-    where, of_gguf = sources(config.name)
-    return AutoConfig.from_pretrained(where, trust_remote_code=config.trust_remote_code, **of_gguf)
-
-
 def _quantization(config: LanguageModelConfig) -> Any:
     if config.quantization is None:
         return None
@@ -125,14 +117,6 @@ def _quantization(config: LanguageModelConfig) -> Any:
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype, bnb_4bit_quant_storage=dtype
     )
-
-
-def _keep_gradients(model: Any) -> Any:
-    """Prevent bitsandbytes from packing 4-bit weights for CPU inference, which has no gradient."""
-    for part in model.modules():
-        if hasattr(part, "support_avx512bf16_for_cpu"):
-            part.support_avx512bf16_for_cpu = False
-    return model
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -160,11 +144,7 @@ def recompute_activations(model: Any) -> None:
             f"language_model.gradient_checkpointing is true, which a {type(bare(model)).__name__} does not support; it "
             "must be false."
         )
-    enable = getattr(model, "activation_checkpointing_enable", None)  # the name since transformers 5.14
-    if enable is not None:
-        enable({"use_reentrant": False})
-    else:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": False})
 
 
 @contextmanager

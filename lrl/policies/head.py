@@ -25,12 +25,10 @@ from lrl.lm.heads import (
     is_numbers,
     mlp,
     seeded_init,
-    value_view,
     vector_size,
-    vectors,
 )
 from lrl.lm.layouts import pad_prompts
-from lrl.policies.policy import LanguageModelTrunk, Policy
+from lrl.policies.policy import LanguageModelTrunk, NativePolicy
 from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
@@ -105,7 +103,7 @@ _OUTPUT_GAIN = 0.1
 
 @register
 @final
-class HeadPolicy(Policy):
+class HeadPolicy(NativePolicy):
     """A small network on the hidden state of an observation's last token in a language model: one token per turn.
 
     The distribution is a softmax over a Discrete action space. For a Box it is a Gaussian whose standard deviation does
@@ -132,7 +130,6 @@ class HeadPolicy(Policy):
     """
 
     trunk: LanguageModelTrunk
-    demonstration_losses = ("completion",)
 
     def __init__(
         self,
@@ -160,14 +157,8 @@ class HeadPolicy(Policy):
         self.critic_config, self.has_critic = critic, critic is not None
         self.initial_log_std, self.init_seed = initial_log_std, init_seed
         self.layers: nn.Sequential | None = None
-        self._spaces: tuple[gym.Space, gym.Space] | None = None
         self._reference: list[nn.Module] = []
         self._kept_states = KeptStates(language_model.state_cache_mb)
-
-    @property
-    def response_format(self) -> None:
-        """None: actions are native."""
-        return None
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         """Set the spaces, which determine the outputs of the head and the inputs of the critic.
@@ -187,18 +178,18 @@ class HeadPolicy(Policy):
                 f"policy.critic is {self.critic_config}, but observations are {observation_space}; it must be null "
                 "where they are not numeric."
             )
-        self._spaces = observation_space, action_space
+        self.spaces = observation_space, action_space
 
     def configure(self) -> None:
         """Load the language model, and initialise head and critic; further calls do nothing."""
         if self.layers is not None:
             return
-        assert self._spaces is not None, "connect_spaces() comes first"
+        assert self.spaces is not None, "connect_spaces() comes first"
         self.trunk.configure()
         self._freeze()
         config, width = self.critic_config, self.language_model.hidden_size
-        size = 0 if config is None else vector_size(self._spaces[0])
-        self.head = ActionHead(self._spaces[1], self.initial_log_std)
+        size = 0 if config is None else vector_size(self.spaces[0])
+        self.head = ActionHead(self.spaces[1], self.initial_log_std)
         with seeded_init(self.init_seed):
             self.layers = mlp((width, *self.hidden_sizes, self.head.size), self.activation, _OUTPUT_GAIN)
             self.critic = None if config is None else mlp((size, *config.hidden_sizes, 1), self.activation)
@@ -296,7 +287,7 @@ class HeadPolicy(Policy):
         if self.freeze_trunk or self.whiten_states is not None:
             inputs["states"] = states
         if self.has_critic:
-            inputs["observation"] = self._vectors(observations)
+            inputs["observation"] = self.vectors(observations, self.critic)
         return Decisions(
             actions=native,
             inputs=inputs | {"action": actions},
@@ -314,7 +305,7 @@ class HeadPolicy(Policy):
         """Return texts, observations for the critic, and demonstrated actions as the inputs of :meth:`evaluate`."""
         observations = [turn.observation for turn in turns]
         inputs = self._text(observations) | self.head.encode([turn.action for turn in turns])
-        return inputs | {"observation": self._vectors(observations)} if self.has_critic else inputs
+        return inputs | {"observation": self.vectors(observations, self.critic)} if self.has_critic else inputs
 
     def statistics_input(self, inputs: Inputs, name: str) -> Tensor:
         """Return an input ``(turn, size)`` of running statistics; states are computed if only texts are given."""
@@ -329,35 +320,6 @@ class HeadPolicy(Policy):
                 return {**inputs, "states": self._states(inputs)}
             return {**inputs, "states": self._kept_states.states(self.language_model.model, self._states, inputs)}
 
-    def _vectors(self, observations: Sequence[Any]) -> Tensor:
-        """Return observations as ``(row, size)``."""
-        assert self._spaces is not None
-        assert self.critic is not None
-        weights: Any = self.critic[0].weight
-        return vectors(self._spaces[0], observations, weights)
-
-    def _values(self, observed: Tensor) -> Tensor:
-        """Compute values ``(row, 1)`` of observations ``(row, size)``."""
-        assert self.critic is not None
-        with torch.autocast(observed.device.type, enabled=False):
-            return at_least_float32(self.critic(self.norm(observed)))
-
-    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient."""
-        if not self.has_critic:
-            return super().state_values(observations, memory)
-        with torch.no_grad():
-            return self._values(self._vectors(observations))[:, 0]
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of the value network."""
-        return [] if self.critic is None else list(self.critic.parameters())
-
-    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value network's weights, without a pass of the language model."""
-        assert self.critic is not None
-        return value_view(self.critic, self.norm(batch.inputs["observation"]))
-
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute log-probabilities and entropy of the actions, each ``(turn, 1)``; dropout is always off."""
         self.eval()
@@ -365,7 +327,7 @@ class HeadPolicy(Policy):
         return Evaluation(
             logprobs=self.head.logprobs_of(distribution, batch.inputs),
             entropy=distribution.entropy(),
-            values=self._values(batch.inputs["observation"]) if self.has_critic else None,
+            values=self.values(self.norm(batch.inputs["observation"])) if self.has_critic else None,
             distribution=distribution,
         )
 

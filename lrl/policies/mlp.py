@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.lm.heads import (
-    ActionHead,
-    RunningNorm,
-    at_least_float32,
-    check_spaces,
-    mlp,
-    seeded_init,
-    value_view,
-    vector_size,
-    vectors,
-)
-from lrl.policies.policy import Policy
+from lrl.lm.heads import ActionHead, RunningNorm, at_least_float32, check_spaces, mlp, seeded_init, vector_size
+from lrl.policies.policy import NativePolicy
 from lrl.ranges import PositiveFloat, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
@@ -29,7 +19,7 @@ from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, Random
 
 @register
 @final
-class MLPPolicy(Policy):
+class MLPPolicy(NativePolicy):
     """A multilayer perceptron on native observations: one token per turn.
 
     The distribution is a softmax over a Discrete action space. For a Box it is a Gaussian whose standard deviation does
@@ -48,8 +38,6 @@ class MLPPolicy(Policy):
     Raises:
         ValueError: If a setting is out of range.
     """
-
-    demonstration_losses = ("completion",)
 
     def __init__(
         self,
@@ -71,13 +59,7 @@ class MLPPolicy(Policy):
         self.normalise_observations, self.has_critic = normalise_observations, critic
         self.initial_log_std = initial_log_std
         self.actor: nn.Sequential | None = None
-        self._spaces: tuple[gym.Space, gym.Space] | None = None
         self._reference: list[MLPPolicy] = []
-
-    @property
-    def response_format(self) -> None:
-        """None: actions are native."""
-        return None
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         """Set the spaces, which determine the numbers of inputs and outputs.
@@ -86,16 +68,15 @@ class MLPPolicy(Policy):
             ValueError: If observations are not numeric, or if the action space is neither Discrete nor a Box.
         """
         check_spaces("MLPPolicy", observation_space, action_space, numbers=True)
-        self._size = vector_size(observation_space)
-        self._spaces = observation_space, action_space
+        self.spaces = observation_space, action_space
 
     def configure(self) -> None:
         """Initialise the weights; further calls do nothing."""
         if self.actor is not None:
             return
-        assert self._spaces is not None, "connect_spaces() comes first"
-        (_, acted), inputs = self._spaces, self._size
-        self.head = ActionHead(acted, self.initial_log_std)
+        assert self.spaces is not None, "connect_spaces() comes first"
+        inputs = vector_size(self.spaces[0])
+        self.head = ActionHead(self.spaces[1], self.initial_log_std)
         with seeded_init(self.init_seed):
             self.actor = mlp((inputs, *self.hidden_sizes, self.head.size), self.activation, 0.01)
             self.critic = mlp((inputs, *self.hidden_sizes, 1), self.activation) if self.has_critic else None
@@ -105,19 +86,11 @@ class MLPPolicy(Policy):
         """Keep a copy of the current weights as the reference."""
         self._reference = [copy.deepcopy(self).requires_grad_(False)]
 
-    def forward(self, observations: Tensor, valued: bool = True) -> tuple[Tensor, Tensor | None]:
-        """Compute logits or means ``(row, action)`` and values ``(row, 1)``.
-
-        Args:
-            observations: observations as vectors, ``(row, size)``.
-            valued: whether to compute the values, if there is a critic.
-        """
+    def forward(self, seen: Tensor) -> Tensor:
+        """Compute logits or means ``(row, action)`` from normalised observations ``(row, size)``."""
         assert self.actor is not None, "configure() comes first"
-        # Autocast is disabled, because half precision is too coarse for log-probabilities.
-        with torch.autocast(observations.device.type, enabled=False):
-            seen = self.norm(observations)
-            values = at_least_float32(self.critic(seen)) if valued and self.critic is not None else None
-            return at_least_float32(self.actor(seen)), values
+        with torch.autocast(seen.device.type, enabled=False):  # half precision is too coarse for log-probabilities
+            return at_least_float32(self.actor(seen))
 
     @torch.no_grad()
     def act(
@@ -127,9 +100,8 @@ class MLPPolicy(Policy):
 
         Values are computed after the collection for all turns at once, in a tenth of the time.
         """
-        seen = self._tensor(observations)
-        outputs, _ = self(seen, valued=False)
-        native, actions, logprobs = self.head.sample(outputs, keys, sampling)
+        seen = self.vectors(observations, self.actor)
+        native, actions, logprobs = self.head.sample(self(self.norm(seen)), keys, sampling)
         return Decisions(
             actions=native,
             inputs={"observation": seen, "action": actions},
@@ -140,38 +112,16 @@ class MLPPolicy(Policy):
 
     def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
         """Return observations ``(turn, size)`` and demonstrated actions as the inputs of :meth:`evaluate`."""
-        observed = self._tensor([turn.observation for turn in turns])
+        observed = self.vectors([turn.observation for turn in turns], self.actor)
         return {"observation": observed} | self.head.encode([turn.action for turn in turns])
-
-    def _tensor(self, observations: Sequence[Any]) -> Tensor:
-        """Return observations as ``(row, size)``."""
-        assert self.actor is not None, "configure() comes first"
-        assert self._spaces is not None
-        weights: Any = self.actor[0].weight
-        return vectors(self._spaces[0], observations, weights)
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of the value network."""
-        return [] if self.critic is None else list(self.critic.parameters())
-
-    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient."""
-        with torch.no_grad():
-            _, values = self(self._tensor(observations))
-        assert values is not None
-        return values[:, 0]
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute log-probabilities and entropy of the actions, each ``(turn, 1)``; there is no dropout."""
-        outputs, values = self(batch.inputs["observation"])
-        distribution = self.head.distribution(outputs)
+        seen = self.norm(batch.inputs["observation"])
+        values = None if self.critic is None else self.values(seen)
+        distribution = self.head.distribution(self(seen))
         logprobs = self.head.logprobs_of(distribution, batch.inputs)
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
-
-    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the weights of the value network, without a pass of the actor."""
-        assert self.critic is not None
-        return value_view(self.critic, self.norm(batch.inputs["observation"]))
 
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -6,13 +6,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self, final
 
+import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import without_gradient
-from lrl.lm.heads import RunningStatistics, ValueHead, ValueHeadConfig
+from lrl.lm.heads import RunningStatistics, ValueHead, ValueHeadConfig, at_least_float32, vectors
 from lrl.lm.layouts import pad_prompts
 from lrl.lm.model import LanguageModel
 from lrl.policies.actor import Actor
@@ -281,16 +282,16 @@ class Policy(Actor):
         return get_response_format(self.prompt.response_format).render(action_text, reasoning)
 
     def encode_response(self, response: str) -> list[int]:
-        """Return the token ids of a demonstrated response, as :meth:`act` would have sampled them.
-
-        Raises:
-            ValueError: If demonstrations cannot train this policy, or if it cannot write this response.
-        """
-        raise ValueError(f"model.policy is a {type(self).__name__}, which demonstrations cannot train.")
+        """Return the token ids of one demonstrated response; see :meth:`encode_responses`."""
+        return self.encode_responses([response])[0]
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of many demonstrated responses; see :meth:`encode_response`."""
-        return [self.encode_response(response) for response in responses]
+        """Return the token ids of demonstrated responses, as :meth:`act` would have sampled them.
+
+        Raises:
+            ValueError: If demonstrations cannot train this policy, or if it cannot write a response.
+        """
+        raise ValueError(f"model.policy is a {type(self).__name__}, which demonstrations cannot train.")
 
     def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
         """Return the inputs that :meth:`evaluate` needs for demonstrated native actions, each ``(turn, ...)``.
@@ -299,3 +300,56 @@ class Policy(Actor):
             ValueError: If the policy does not act natively.
         """
         raise ValueError(f"model.policy is a {type(self).__name__}, which does not act natively.")
+
+
+class NativePolicy(Policy):
+    """Abstract base class of policies that act natively, whose critic is a separate network on the observations.
+
+    Attributes:
+        critic: the value network; None before :meth:`configure`, and if there is none.
+        norm: normalises observations for the critic; set by :meth:`configure`.
+        spaces: of observations and actions; set by :meth:`connect_spaces`.
+    """
+
+    demonstration_losses = ("completion",)
+    norm: nn.Module
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic: nn.Sequential | None = None
+        self.spaces: tuple[gym.Space, gym.Space] | None = None
+
+    @property
+    def response_format(self) -> None:
+        """None: actions are native."""
+        return None
+
+    def vectors(self, observations: Sequence[Any], network: Any) -> Tensor:
+        """Return observations as ``(row, size)``, with the data type and device of a network's weights."""
+        assert self.spaces is not None, "connect_spaces() comes first"
+        return vectors(self.spaces[0], observations, network[0].weight)
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Return the weights of the value network."""
+        return [] if self.critic is None else list(self.critic.parameters())
+
+    def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
+        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient."""
+        if self.critic is None:
+            return super().state_values(observations, memory)
+        with torch.no_grad():
+            return self.values(self.norm(self.vectors(observations, self.critic)))[:, 0]
+
+    def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
+        """Return values as a function of the weights of the value network, without a pass of the actor."""
+        seen = self.norm(batch.inputs["observation"])
+        return lambda index: self.values(seen[index])
+
+    def values(self, seen: Tensor) -> Tensor:
+        """Compute values ``(row, 1)`` of normalised observations ``(row, size)``, never in half precision.
+
+        Autocast is disabled: it would round the values, and would use cached copies of weights that are being fitted.
+        """
+        assert self.critic is not None
+        with torch.autocast(seen.device.type, enabled=False):
+            return at_least_float32(self.critic(seen))

@@ -14,7 +14,7 @@ from typing import Any, cast, final
 import torch
 from torch import Tensor
 
-from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.codecs.codec import TextCodec
 from lrl.functional.distributions import Categorical
 from lrl.functional.random import seeded, token_bits
 from lrl.lm.attention import compute_dtype
@@ -24,7 +24,7 @@ from lrl.lm.heads import ValueHead, ValueHeadConfig
 from lrl.lm.layouts import Candidates, pad_prompts
 from lrl.lm.logprobs import candidate_logprobs, prefix_sums, sample_tokens, sampling_logprobs
 from lrl.policies.policy import LanguageModelTrunk, Policy
-from lrl.prompts import PromptTemplate, get_response_format
+from lrl.prompts import PromptTemplate
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
@@ -120,7 +120,15 @@ class ScoringPolicy(Policy):
         self.language_model.tokenizer.check(self.prompt)
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
         self._made = None
-        self._check_tokens()
+        name, texts = self.language_model.config.name, dict[tuple[int, ...], str]()
+        for text, ids in zip(self.action_texts, self._tokens, strict=True):
+            other = texts.setdefault(tuple(ids), text)
+            if not ids or other != text:
+                fault = f"converts {other!r} and {text!r} to the same tokens" if ids else f"has no token for {text!r}"
+                raise ValueError(
+                    f"language_model.name is {name!r}, which {fault}; its vocabulary must contain the words of all "
+                    "actions."
+                )
         if self.pack_tokens is not None and (
             max(map(len, self._tokens), default=0) > 1 or not self.language_model.share
         ):
@@ -128,41 +136,19 @@ class ScoringPolicy(Policy):
                 "policy.pack_tokens is ignored: an action has several tokens, or turns cannot share rows here."
             )
 
-    def _check_tokens(self) -> None:
-        """Raise if an action has no tokens, or two actions have the same.
+    def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
+        """Return the id of each response: the index of its action among the candidates.
 
         Raises:
-            ValueError: If the tokenizer gives an action no tokens, or two actions the same ones.
+            ValueError: If a response is not a legal action.
         """
-        name, texts = self.language_model.config.name, dict[tuple[int, ...], str]()
-        for text, ids in zip(self.action_texts, self._tokens, strict=True):
-            if not ids:
-                raise ValueError(
-                    f"language_model.name is {name!r}, which has no token for {text!r}; its vocabulary must contain "
-                    "the words of all actions."
-                )
-            other = texts.setdefault(tuple(ids), text)
-            if other != text:
-                raise ValueError(
-                    f"language_model.name is {name!r}, which converts {other!r} and {text!r} to the same tokens; "
-                    "its vocabulary must contain the words of all actions."
-                )
-
-    def encode_response(self, response: str) -> list[int]:
-        """Return the id of a response: the index of its action among the candidates.
-
-        Raises:
-            ValueError: If the response is not a legal action.
-        """
-        assert self.codec is not None
-        try:
-            action = self.codec.text_to_action(get_response_format(self.response_format).extract(response))
-        except InvalidActionError as error:
+        texts = [self.action_text(response) for response in responses]
+        if "" in texts:
             raise ValueError(
-                f"data.demonstrations have the response {response!r}, which a ScoringPolicy cannot choose: {error}; "
-                "it must be the action alone."
-            ) from error
-        return [self.action_texts.index(self.codec.action_to_text(action))]
+                f"data.demonstrations have the response {responses[texts.index('')]!r}, which a ScoringPolicy cannot "
+                "choose; it must be a legal action alone."
+            )
+        return [[self.action_texts.index(text)] for text in texts]
 
     def act(
         self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
@@ -276,16 +262,11 @@ class ScoringPolicy(Policy):
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
         """Divide turns among passes in which equal prompts are computed once."""
-        return self._passes(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"], gradient)
-
-    def _passes(self, prompt_ids: Tensor, prompt_mask: Tensor, gradient: bool = False) -> list[Tensor]:
-        """Divide prompts, whose ids and mask are ``(turn, prompt)``, among passes; see :meth:`passes`."""
-        tokens = sum(map(len, self._tokens))
-        after = 0 if max(map(len, self._tokens), default=0) == 1 else tokens
+        prompts = {name: batch.inputs[name] for name in ("prompt_ids", "prompt_mask")}
+        after = 0 if max(map(len, self._tokens), default=0) == 1 else sum(map(len, self._tokens))
         if after and not self.language_model.share:  # the prompt is computed again for each candidate
-            after += (len(self._tokens) - 1) * prompt_ids.shape[1]
-        sizes = torch.full((len(prompt_ids),), after, device=prompt_ids.device)
-        prompts = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask}
+            after += (len(self._tokens) - 1) * prompts["prompt_ids"].shape[1]
+        sizes = torch.full((len(batch),), after, device=prompts["prompt_ids"].device)
         return self.language_model.passes(prompts, sizes, gradient=gradient)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:

@@ -117,12 +117,8 @@ class TextPolicy(Policy):
                 f"{min(tokens)} tokens and is truncated; it must be at least {min(tokens)}."
             )
 
-    def encode_response(self, response: str) -> list[int]:
-        """Return the token ids of a response as it would have been sampled, the token that ends it included."""
-        return self.encode_responses([response])[0]
-
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of many responses, encoded together; see :meth:`encode_response`.
+        """Return the token ids of responses as they would have been sampled, the token that ends each included.
 
         Text after a token that ends a response is omitted, because it could not have been sampled.
 

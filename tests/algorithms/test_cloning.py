@@ -174,7 +174,7 @@ def test_the_held_out_loss_is_the_mean_over_held_out_actions(kind, tmp_path):
     policy = trainer.lightning_module.policy
     assert sum(map(len, source.validation_batches())) == len(turns)
     inputs = policy.encode_turns(turns)
-    distribution = policy.head.distribution(policy(inputs["observation"])[0])
+    distribution = policy.head.distribution(policy(policy.norm(inputs["observation"])))
     nll = -float(policy.head.logprobs_of(distribution, inputs).mean().detach())
     assert logged(trainer, "val/loss")[-1] == pytest.approx(nll, rel=1e-5)
 
@@ -183,7 +183,7 @@ def test_the_held_out_density_is_that_of_the_gaussian_before_clipping(tmp_path):
     trainer = fit(sft(network()), tmp_path, data("box", held_out=True), max_epochs=2, limit_val_batches=None)
     policy, total = trainer.lightning_module.policy, 0.0
     observations, actions = stored("box", "validation")
-    means = policy(torch.as_tensor(observations))[0].detach()
+    means = policy(policy.norm(torch.as_tensor(observations))).detach()
     std = float(policy.head.log_std.detach().exp())
     for mean, action in zip(means, actions, strict=True):
         total += float(torch.distributions.Normal(float(mean), std).log_prob(torch.tensor(float(action[0]))))

@@ -458,7 +458,7 @@ def test_no_further_request_is_sent_if_the_cache_cannot_be_written(server, tmp_p
     model.complete(say("first"), SAMPLING, [1])
     model.responses._connection.execute("PRAGMA max_page_count = 1")
     server.respond = lambda body: "long " * 9999
-    with pytest.raises(ValueError, match="whose disk is full"):
+    with pytest.raises(ValueError, match="disk is full"):
         model.complete(say(*map(str, range(20))), SAMPLING, range(20))
     assert len(server.bodies) == 2
 

@@ -86,10 +86,10 @@ def test_replaying_recorded_actions_gives_the_recorded_rewards_and_ends(collecte
 def test_recorded_actions_are_clipped_and_not_normalised(collected):
     env, policy, *_ = collected
     episode = DatasetReader("lrl/network-v0").episode(0)
-    raw = policy._tensor(episode.observations)
+    raw = policy.vectors(episode.observations, policy.actor)
     assert not torch.allclose(policy.norm(raw), raw)
     if env.id == "HalfCheetah-v5":
-        outputs = policy(raw)[0]
+        outputs = policy(policy.norm(raw))
         assert outputs.abs().min() > 0 and (outputs.abs() > 1).float().mean() > 0.5
         assert np.abs(episode.actions).max() == 1.0
 

@@ -62,7 +62,7 @@ def test_the_gaussian_equals_that_of_torch():
     torch.testing.assert_close(Gaussian(means[:, None], log_std).logprobs(actions[:, None]), theirs)
     policy = network(*SPACES["box"], initial_log_std=-0.3)
     decisions = policy.act([BOX.sample() for _ in range(4000)], [()] * 4000, keys(4000), policy.sampling)
-    noise = decisions.inputs["action"] - policy(decisions.inputs["observation"])[0].detach()
+    noise = decisions.inputs["action"] - policy(decisions.inputs["observation"]).detach()
     assert noise.std(0) == pytest.approx([np.exp(-0.3)] * 2, rel=0.05) and noise.mean(0).abs().max() < 0.05
     entropy = policy.evaluate(batch_of(decisions)).entropy[0]
     assert float(entropy.detach()) == pytest.approx(2 * float(torch.distributions.Normal(0.0, np.exp(-0.3)).entropy()))
@@ -74,7 +74,7 @@ def test_frequencies_of_samples_equal_their_probabilities():
         policy.actor[-1].bias.copy_(torch.tensor([0.0, 1.0, 2.0, -1.0]))
     seen = [np.zeros(3, np.float32)] * 8000
     actions = policy.act(seen, [()] * 8000, keys(8000), policy.sampling).inputs["action"]
-    wanted = torch.softmax(policy(torch.zeros(1, 3))[0][0], -1)
+    wanted = torch.softmax(policy(torch.zeros(1, 3))[0], -1)
     assert (torch.bincount(actions, minlength=4) / 8000 - wanted).abs().max() < 0.02
     greedy = policy.act(seen[:3], [()] * 3, keys(3), SamplingConfig(temperature=0)).actions
     assert greedy.tolist() == [2, 2, 2]
@@ -85,7 +85,7 @@ def test_actions_are_clipped_to_the_box_and_unclipped_samples_are_trained_on():
     decisions = policy.act([BOX.sample() for _ in range(100)], [()] * 100, keys(100), policy.sampling)
     assert np.abs(decisions.actions).max() == 2 and decisions.inputs["action"].abs().max() > 2
     calm = policy.act([BOX.sample()], [()], keys(1), SamplingConfig(temperature=0))
-    torch.testing.assert_close(calm.inputs["action"], policy(calm.inputs["observation"])[0].detach())
+    torch.testing.assert_close(calm.inputs["action"], policy(calm.inputs["observation"]).detach())
 
 
 def test_statistics_cover_all_collections_and_are_saved():
@@ -94,11 +94,11 @@ def test_statistics_cover_all_collections_and_are_saved():
     parts = [torch.randn(n, 3, generator=generator) * 5 + 2 for n in (7, 1, 40)]
     for number, part in enumerate(parts):
         decisions = policy.act(list(part.numpy()), [()] * len(part), keys(len(part)), policy.sampling)
-        before = policy(part)[0]
+        before = policy(policy.norm(part))
         for _ in range(2):  # a collection that is credited again after a resume counts once
             policy.settle_statistics(number)
             policy.learn_statistics(batch_of(decisions), number)
-        assert torch.equal(policy(part)[0], before)
+        assert torch.equal(policy(policy.norm(part)), before)
         policy.settle_statistics(number + 1)
     seen = torch.cat(parts).double()
     count, mean, squares = policy.norm.counting
@@ -106,7 +106,7 @@ def test_statistics_cover_all_collections_and_are_saved():
     torch.testing.assert_close((squares / count).sqrt(), seen.std(0, correction=0), atol=1e-6, rtol=1e-6)
     other = network(BOX, spaces.Discrete(2), normalise_observations=True, init_seed=1)
     other.load_state_dict(policy.state_dict())
-    torch.testing.assert_close(other(parts[2])[0], policy(parts[2])[0])
+    torch.testing.assert_close(other(other.norm(parts[2])), policy(policy.norm(parts[2])))
 
 
 @pytest.mark.parametrize("kind", [RunningNorm, RunningWhitening])
@@ -293,7 +293,7 @@ def test_a_network_can_be_evaluated_like_any_policy():
     observation, _ = native.reset(seed=100)
     total, ended = 0.0, False
     while not ended:
-        action = int(policy(torch.as_tensor(observation)[None])[0].argmax())
+        action = int(policy(policy.norm(torch.as_tensor(observation)[None])).argmax())
         observation, reward, terminated, truncated, _ = native.step(action)
         total, ended = total + reward, terminated or truncated
     assert results[0].returns[0] == total

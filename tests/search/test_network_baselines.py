@@ -46,7 +46,7 @@ def test_a_record_has_the_blocks_of_training_and_the_last_policy_on_fresh_episod
 def test_fresh_episodes_equal_those_of_a_search():
     task, seed = TASKS["nim"], headline_seed(0)
     module, _, _ = _fit(task, settings(task, "trpo", seed), SMALL, seed)
-    logits, _ = module.policy(torch.eye(11))  # of each number of sticks
+    logits = module.policy(torch.eye(11))  # of each number of sticks
     table = make_policy(task)
     actions = logits.argmax(1).numpy() + task.env_factory().spaces[1].start
     trial = play_parameters(table, make_batched(task.env_factory(), 3), actions, fresh_seeds(seed, 5), task.max_steps)
