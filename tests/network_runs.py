@@ -19,7 +19,8 @@ def network(env, scale=1e4):
     policy.connect(env.codec)
     policy.connect_spaces(*env.spaces)
     policy.configure()
-    policy.norm.learn(1.0 + 3.0 * torch.randn(50, policy.norm.counting.shape[1], generator=torch.Generator().manual_seed(0)), 0)
+    size = policy.norm.counting.shape[1]
+    policy.norm.learn(1.0 + 3.0 * torch.randn(50, size, generator=torch.Generator().manual_seed(0)), 0)
     policy.norm.settle(1)
     with torch.no_grad():
         policy.actor[-1].weight.mul_(scale)

@@ -17,7 +17,7 @@ from lrl.evaluation.episodes import evaluate_policy
 from lrl.policies.baselines import RandomActor
 from lrl.policies.mlp import MLPPolicy
 from lrl.rollouts.runner import EnvRunner
-from lrl.types import Decisions, RandomKeys
+from lrl.types import Decisions, RandomKeys, SamplingConfig
 
 POINT = spaces.Box(-1, 1, (2,), np.float32)
 SEED = 5
@@ -279,7 +279,7 @@ def odd():
 class NativeActor:
     """Takes random native actions."""
 
-    response_format, greedy_is_reproducible = None, False
+    response_format, greedy_is_reproducible, sampling = None, False, SamplingConfig()
 
     def __init__(self, space):
         self.space = space

@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import lrl
 from lrl.rollouts.runner import EnvRunner
-from lrl.types import Decisions, RandomKeys
+from lrl.types import Decisions, RandomKeys, SamplingConfig
 
 
 class Countdown(gym.Env):
@@ -31,6 +31,8 @@ class Countdown(gym.Env):
 
 class Counter:
     """Takes the index of the environment as action and remembers its turns."""
+
+    sampling = SamplingConfig()
 
     def prepare(self, envs):
         self.envs = envs
