@@ -161,8 +161,7 @@ def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: If tensor parallelism is configured, or a trained weight cannot be sharded. Quantised weights are
-            blocks of 4 bits that cannot be split. FSDP2 reduces the gradients of a block once, but with an adapter of
-            the critic, actor and critic both use it.
+            blocks of 4 bits that cannot be split.
     """
     if mesh["tensor_parallel"].size() > 1:
         raise ValueError(
@@ -173,7 +172,8 @@ def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
         language_model = policy.trunk.language_model
         if language_model.config.quantization is not None:
             raise ValueError(
-                "language_model.quantization is set, which FSDP2 cannot shard; it must be null, or trainer.strategy ddp."
+                "language_model.quantization is set, which FSDP2 cannot shard; it must be null, or trainer.strategy "
+                "must be ddp."
             )
         if language_model.lower is not None:  # otherwise ranks gather the lower layers' weights at different times
             logging.getLogger("lrl").warning(
