@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import logging
 import os
+import re
 import sys
 import time
 import warnings
 from collections.abc import Mapping
+from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
 import lightning as L
+import torch
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
+from jsonargparse.typing import register_type
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -22,28 +28,88 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lrl.cli.error_messages import user_errors
 from lrl.cli.run_directory import RunDirectory, experiment_name
-from lrl.cli.run_parser import RunParser
 from lrl.evaluation.load import checkpoint_file
 from lrl.files import resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
-from lrl.registry import enable_short_names
+from lrl.registry import enable_short_names, short_name
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.export import ExportModel
 from lrl.training.module import RunModule
 from lrl.training.progress import HeldOutTable
 
+_TEXT_OR_NONE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\bNone\b""")
 
-def base_config() -> Path:
-    """Return the path of the configuration that every experiment starts from.
+_CLASS_PATH = re.compile(r"(?<=class_path: )[\w.]+")
+_DURATION = re.compile(r"(?:(\d+) days?, |(\d+):)?(\d+):(\d+):(\d+(?:\.\d+)?)")
+
+
+def duration(text: str) -> timedelta:
+    """Return a duration that is written as Lightning or Python does: ``DD:HH:MM:SS`` or ``D days, HH:MM:SS``.
+
+    jsonargparse 4.53 ignores everything after the third number, and so the seconds of the first form.
 
     Raises:
-        ValueError: If it does not exist, which jsonargparse would ignore silently.
+        ValueError: If the text has another form.
     """
-    path = shipped("configs/base.yaml")
-    if path is None:
-        raise ValueError("configs/base.yaml is missing from lrl; restore it, because every experiment starts from it.")
-    return Path(path)
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"a duration must be written as DD:HH:MM:SS or HH:MM:SS, not as {text!r}.")
+    days, hours, minutes, seconds = found[1] or found[2] or 0, *found.groups()[2:]
+    return timedelta(days=float(days), hours=float(hours), minutes=float(minutes), seconds=float(seconds))
+
+
+register_type(timedelta, deserializer=duration)
+
+
+def _enumeration_as_text(dumper: yaml.SafeDumper, member: Enum) -> yaml.Node:
+    """Represent a member of an enumeration by the text from which it is parsed again.
+
+    jsonargparse does so for arguments whose type is the enumeration, but not for defaults of another type: the
+    ``interval`` of Lightning's ``Timer`` is a text whose default is a member.
+    """
+    return dumper.represent_str(str(member.value) if isinstance(member, str) else member.name)
+
+
+yaml.SafeDumper.add_multi_representer(Enum, _enumeration_as_text)
+
+
+class RunParser(LightningArgumentParser):
+    """Lightning's parser, which writes a configuration without validating it again; that takes half a second."""
+
+    def parse_args(self, args: Any = None, *more: Any, **settings: Any) -> Any:  # pyright: ignore
+        """Parse arguments; the parser of a nested class reads Python's None as null.
+
+        jsonargparse 4.53 passes parsed values to that parser as Python writes them, null as None.
+        """
+        if getattr(self, "_inner_parser", False) and args is not None:
+            args = [none_as_null(word) for word in args]
+        return super().parse_args(args, *more, **settings)
+
+    def dump(self, cfg: Any, *args: Any, **settings: Any) -> str:
+        """Return a configuration as text, in which components have their short names."""
+        text = super().dump(cfg, *args, **{"skip_validation": True} | settings)
+        return _CLASS_PATH.sub(lambda found: short_name(found[0]), text)
+
+    def save(self, cfg: Any, *args: Any, **settings: Any) -> None:
+        """Write a configuration to a file as :meth:`dump` does."""
+        super().save(cfg, *args, **{"skip_validation": True} | settings)
+
+
+def none_as_null(word: str) -> str:
+    """Replace None by null in ``--key=value``, where the value is None or a list or mapping as Python writes it.
+
+    Other texts stay as they are, and so does the word None within a text. A list or mapping with an infinite number or
+    NaN is not recognised.
+    """
+    key, equals, text = word.partition("=")
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, TypeError, ValueError):
+        return word
+    if not (value is None or isinstance(value, (list, dict))) or repr(value) != text:
+        return word
+    return key + equals + _TEXT_OR_NONE.sub(lambda found: "null" if found[0] == "None" else found[0], text)
 
 
 class ConfigFile(ActionConfigFile):
@@ -104,7 +170,10 @@ class LRLCLI(LightningCLI):
     """LightningCLI with a base configuration and one run directory per launch."""
 
     def __init__(self, args: Any = None, run: bool = True) -> None:
-        defaults = {"default_config_files": [str(base_config())], "exit_on_error": False}  # run() prints the errors
+        defaults = {
+            "default_config_files": [shipped("configs/base.yaml")],
+            "exit_on_error": False,
+        }  # run() prints the errors
         self.run_directory: RunDirectory | None = None
         self._words = sys.argv[1:] if args is None else args
         enable_short_names()
@@ -202,7 +271,16 @@ class LRLCLI(LightningCLI):
             log_to(logger, self.run_directory.path)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need."""
+        """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
+
+        Raises:
+            ValueError: If the accelerator does not exist on this machine.
+        """
+        accelerator = self._get(self.config, "trainer.accelerator")
+        if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+            raise ValueError(
+                f"trainer.accelerator is {accelerator!r}, which this machine does not have; it must be auto or cpu."
+            )
         if self.run_directory is not None:
             kwargs["default_root_dir"] = str(self.run_directory.path)
         trainer = super().instantiate_trainer(**kwargs)

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 import lrl.cli.main
 import lrl.files
-from lrl.cli.main import LRLCLI, base_config, check_ours, set_data_parallel_size
+from lrl.cli.main import LRLCLI, check_ours, none_as_null, set_data_parallel_size
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.evaluation.load import checkpoint_file
 from lrl.registry import short_name
@@ -179,12 +179,6 @@ def test_an_accelerator_that_is_not_here_is_named(monkeypatch):
         Made()
 
 
-def test_a_missing_base_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(lrl.files, "_PACKAGE", tmp_path / "lrl")
-    with pytest.raises(ValueError, match=r"base\.yaml is missing"):
-        base_config()
-
-
 def test_a_run_directory_belongs_to_one_launch(tmp_path, monkeypatch):
     monkeypatch.delenv("LRL_RUN_DIRECTORY", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -320,3 +314,19 @@ def test_options_are_prepared_for_the_command_that_is_named_and_without_one_for_
         with pytest.raises(ArgumentError):
             LRLCLI()
     assert prepared == ["validate", "fit", "validate", "test", "predict"]
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("--a=None", "--a=null"),
+        ("--a=[{'b': None, 'c': 1e-05}]", "--a=[{'b': null, 'c': 1e-05}]"),
+        ("--a={'b': [None], 1: '1e-5'}", "--a={'b': [null], 1: '1e-5'}"),
+        ("--a=['None', \"None's\", None]", "--a=['None', \"None's\", null]"),
+        ("--a={'later': None, 'earlier': 1}", "--a={'later': null, 'earlier': 1}"),
+        *((text, text) for text in ("--a=(None)", "--a= None", "--a=None # x", "--a={{None}}", "--a=[None,]")),
+        *((text, text) for text in ("--a=xNone", "--a='None'", "--a={None}", "--a=(None,)", "--None", "--a=")),
+    ],
+)
+def test_none_of_parsed_values_is_null_and_texts_stay(word, read):
+    assert none_as_null(word) == read
