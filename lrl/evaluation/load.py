@@ -107,7 +107,16 @@ def _fill(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
             f"checkpoint is {str(file)!r}, trained on base weights {base!r}, but the base weights here are "
             f"{policy.fingerprint!r}."
         )
-    given = {name.removeprefix("policy."): tensor for name, tensor in checkpoint["state_dict"].items()}
+    _load_weights(policy, checkpoint["state_dict"], file)
+
+
+def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
+    """Load the trained weights.
+
+    Raises:
+        ValueError: If trained weights are missing or unknown.
+    """
+    given = {name.removeprefix("policy."): tensor for name, tensor in state.items()}
     own = policy.state_dict()
     needed = set(drop_frozen(own, frozen_parameter_names(policy)))
     missing, unknown = sorted(needed - set(given)), sorted(set(given) - set(own))
