@@ -6,6 +6,7 @@ The table of known environments is ``environments.yaml``: descriptions, names, u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ def environment_metadata(native: gym.Env) -> EnvironmentMetadata:
     names = class_names(native)
     if "gymnasium.envs.mujoco.mujoco_env:MujocoEnv" in names:
         return _mujoco_metadata(native)
-    return next((_ENVIRONMENTS[name] for name in names if name in _ENVIRONMENTS), EnvironmentMetadata())
+    known = _table()["environments"]
+    return next((EnvironmentMetadata(**_parsed(known[name])) for name in names if name in known), EnvironmentMetadata())
 
 
 def class_names(native: gym.Env) -> list[str]:
@@ -97,10 +99,17 @@ def _parsed(entry: dict[str, Any]) -> dict[str, Any]:
     return entry | numbers | names
 
 
-_TABLE = yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text(encoding="utf-8"))
-_ENVIRONMENTS = {name: EnvironmentMetadata(**_parsed(entry)) for name, entry in _TABLE["environments"].items()}
-BODIES: dict[str, Body] = {name: Body(**_parsed(entry)) for name, entry in _TABLE["bodies"].items()}
-"""Bodies by the class of the environment."""
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    """Return the table of known environments, which is parsed only if an environment needs it."""
+    return yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text(encoding="utf-8"))
+
+
+@cache
+def bodies() -> dict[str, Body]:
+    """Return the bodies by the class of the environment."""
+    return {name: Body(**_parsed(entry)) for name, entry in _table()["bodies"].items()}
+
 
 _POSITION_RANGE, _DISTANCE_RANGE = (-4.0, 4.0), (-100.0, 100.0)
 _FORCES: dict[str, tuple[str, Range]] = {
@@ -119,7 +128,7 @@ _FREE, _SLIDE = 0, 2
 def _mujoco_metadata(native: Any) -> EnvironmentMetadata:
     """Return what is known about a MuJoCo environment: only that it is one unless it is one of Gymnasium's."""
     description = "A simulated body with motors at its joints. The observation lists positions, then velocities."
-    body = BODIES.get(type(native).__name__)
+    body = bodies().get(type(native).__name__)
     if body is None:
         return EnvironmentMetadata(description=description)
     observation, action = _mujoco_observation(native, body), _mujoco_action(native)
@@ -152,7 +161,7 @@ def _mujoco_action(native: Any) -> tuple[Quantity, ...]:
 
 def _joint_name(native: Any, joint: int) -> str:
     name: str = native.model.joint(joint).name
-    return _TABLE["joints"].get(name, name.replace("_", " "))
+    return _table()["joints"].get(name, name.replace("_", " "))
 
 
 def _part_name(native: Any, joint: int) -> str:

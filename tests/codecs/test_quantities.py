@@ -5,14 +5,14 @@ import pytest
 from gymnasium.envs.registration import registry
 
 from lrl.codecs.numbers import NumberFormat
-from lrl.codecs.registry import BODIES, codec_for, environment_metadata
+from lrl.codecs.registry import bodies, codec_for, environment_metadata
 from lrl.codecs.spaces import Quantity, SpaceCodec, describe_quantities
 from lrl.envs.factory import GymnasiumEnvs
 
 INTEGERS = NumberFormat(kind="integers", describe=True)
 DECIMALS = NumberFormat(describe=True)
 BINS = "each an integer from 0 to 999, where 0 is the smallest and 999 the largest value of its range"
-BODY_IDS = [f"{name.removesuffix('Env')}-v5" for name in BODIES]
+BODY_IDS = [f"{name.removesuffix('Env')}-v5" for name in bodies()]
 LEGS = "back thigh, back shin, back foot, front thigh, front shin, front foot"
 
 
@@ -40,7 +40,7 @@ def test_decimals_say_which_ranges_are_bounds_and_which_are_usual():
 def test_every_mujoco_body_of_gymnasium_is_in_the_table():
     entries = [spec.entry_point for spec in registry.values() if isinstance(spec.entry_point, str)]
     registered = {entry.rpartition(":")[2] for entry in entries if entry.startswith("gymnasium.envs.mujoco")}
-    assert registered == set(BODIES)
+    assert registered == set(bodies())
 
 
 @pytest.mark.parametrize("id", BODY_IDS)
@@ -54,7 +54,7 @@ def test_every_number_of_observations_and_actions_of_a_body_is_described(id):
         spans = [name.rsplit(" ", 3) for name in names if " to " in name and name[-1].isdigit()]
         abbreviated = sum(int(span[3]) - int(span[1]) for span in spans)
         assert len(names) + abbreviated == space.shape[0]
-    assert BODIES[type(native.unwrapped).__name__].task in codec.description
+    assert bodies()[type(native.unwrapped).__name__].task in codec.description
     native.close()
 
 
