@@ -346,6 +346,7 @@ POLICY_CHANGES = [
     ("text", "language_model.config.chat_template", "plain"),
     ("text", "language_model.config.quantization", "nf4"),
     ("scoring", "temperature", 0.5),
+    ("scoring", "normalisation", "word"),
     ("scoring", "trunk.value_head_config.detach", True),
     ("head", "whiten_states", 0.9),
     ("head", "max_text_tokens", 9),

@@ -61,7 +61,7 @@ from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_argum
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
-from lrl.training.value_fit import ValueFit, fit_values
+from lrl.training.value_fit import ValueFit, check_separate_critic, fit_values
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
@@ -213,6 +213,12 @@ class PPOValueHeadModule(GradientModule):
                 "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS does not "
                 "support; critic.fit must be null, or the strategy auto or ddp."
             )
+
+    def configure_model(self) -> None:
+        """Load the weights."""
+        super().configure_model()
+        if self.critic.fit is not None:
+            check_separate_critic(self.policy, "model.critic.fit")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the weight of the KL penalty."""

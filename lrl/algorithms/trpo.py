@@ -61,7 +61,7 @@ from lrl.ranges import LeftOpenUnitInterval, NonNegativeFloat, PositiveFloat, Po
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig, Schedule, learning_rate_factor
-from lrl.training.value_fit import ValueFit, fit_values
+from lrl.training.value_fit import ValueFit, check_separate_critic, fit_values
 from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss, TurnBatch
 
 
@@ -325,15 +325,16 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
 
 
 def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:
-    """Check that TRPO can train the actor.
+    """Check that actor and critic can be trained separately.
 
     Args:
         policy: configured policy.
         actor: weights that TRPO updates.
 
     Raises:
-        ValueError: If the actor has no trainable weights, or 16-bit weights.
+        ValueError: If the critic has an adapter, or the actor has no trainable weights or 16-bit weights.
     """
+    check_separate_critic(policy, "TRPO")
     narrow = next((weight.dtype for weight in actor if weight.dtype in (torch.bfloat16, torch.float16)), None)
     if narrow is not None:
         name = str(narrow).removeprefix("torch.")

@@ -84,6 +84,11 @@ def _of_checkpoint(checkpoint: str, value_head: bool) -> _Source:
     language_model, head = policy.trunk.language_model, policy.trunk.value_head
     if value_head and head is None:
         raise ValueError(f"--value_head is given, but the {kind} of --checkpoint has none; leave it out.")
+    if value_head and language_model.has_critic_adapter:
+        raise ValueError(
+            "--value_head is given, but the critic of --checkpoint reads the model through an adapter of its own "
+            "(value_head.adapter), which the merged model lacks; leave it out."
+        )
 
     def save_others(draft: Path) -> None:
         language_model.tokenizer.save(draft)

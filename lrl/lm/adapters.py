@@ -219,8 +219,30 @@ def freeze_second_adapter(model: Any) -> None:
     use_adapter(model, "default")
 
 
+def add_critic_adapter(model: Any, config: LanguageModelConfig) -> None:
+    """Add an adapter ``critic`` of the same shape as ``default``, initialised to zero like ``default``.
+
+    Raises:
+        ValueError: If the actor has no adapter, or gradient checkpointing is on: the backward pass would recompute the
+            critic's layers with the actor's adapter.
+    """
+    if config.lora is None:
+        raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
+    if config.gradient_checkpointing:
+        raise ValueError(
+            "value_head.adapter and language_model.gradient_checkpointing are both true; one of them must be false."
+        )
+    if "critic" in model.peft_config:
+        return
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _UNMATCHED)
+        torch.manual_seed(config.init_seed + 1)
+        model.add_adapter("critic", copy.deepcopy(model.peft_config["default"]))
+    use_adapter(model, "default")
+
+
 def use_adapter(model: Any, name: str) -> None:
-    """Activate one adapter. ``default`` stays trainable: peft would freeze an inactive adapter."""
+    """Activate one adapter. All but ``reference`` stay trainable: peft would freeze the inactive ones."""
     model.set_adapter(name)
     for parameter_name, parameter in model.named_parameters():
         adapters = set(parameter_name.split(".")) & set(model.peft_config)

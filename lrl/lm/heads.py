@@ -406,6 +406,9 @@ class ValueHeadConfig:
 
     hidden_sizes: Sequence[int] = ()
     """Sizes of the hidden layers, which are followed by ReLU; none is a linear head."""
+    adapter: bool = False
+    """Whether the critic has its own adapter in the language model, with the shape of ``language_model.lora``. Values
+    then need an additional forward pass."""
     detach: bool = False
     """Whether the gradient of the value loss stops at the head. ``trainer.gradient_clip_val`` clips one norm over
     both."""
@@ -415,6 +418,8 @@ class ValueHeadConfig:
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.hidden_sizes):
             raise ValueError(f"value_head.hidden_sizes is {list(self.hidden_sizes)}; all must be positive.")
+        if self.adapter and self.detach:
+            raise ValueError("value_head.adapter and detach are both true: the adapter would learn nothing; unset one.")
 
 
 class ValueHead(nn.Module):

@@ -155,12 +155,17 @@ def merge_adapters_of(policy: Any, name: str) -> None:
         name: what the command line calls it, for errors.
 
     Raises:
-        ValueError: If the policy has no adapters.
+        ValueError: If the policy has no adapters, or its critic has its own adapter.
     """
     language_model = getattr(policy, "language_model", None)
     if language_model is None or language_model.config.lora is None:
         raise ValueError(
             f"merge_adapters is true, but {name!r} is a {type(policy).__name__} without adapters; leave it out."
+        )
+    if language_model.has_critic_adapter:
+        raise ValueError(
+            f"merge_adapters is true, but the critic of {name!r} has an adapter of its own, which cannot be merged "
+            "into the same weights; leave it out."
         )
     language_model.model, language_model.lower = merge(language_model.model).eval(), None
 

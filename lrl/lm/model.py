@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lrl.lm.adapters import attach_lora, freeze_second_adapter, use_adapter
+from lrl.lm.adapters import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
 from lrl.lm.attention import attention_of, context_length, is_halved, kernel_of, max_positions, rope_limit, set_kernel
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.files import check_available
@@ -60,6 +60,7 @@ class LanguageModel(nn.Module):
         self._tokenizer: ChatTokenizer | None = None
         self.fingerprint = ""
         self.copied_reference: list[Any] = []
+        self.has_critic_adapter = False
         self._warned_of_kernel = False
         self.lower: LowerLayers | None = None
         self.chunks = False
@@ -244,6 +245,8 @@ class LanguageModel(nn.Module):
         self._set_kernel(self.model)  # eager attention needs more memory
         width = int((inputs["prompt_mask"].sum(1) + sizes).max())
         memory = pass_memory(self.model, width, logits, gradient, self.config.gradient_checkpointing)
+        if self.has_critic_adapter:  # two passes
+            memory = memory._replace(limit=memory.limit // 2)
         alone = computed_once == "prompts" and not (self.share and self.cached)
         return divide_turns(inputs, sizes, memory, "turns" if alone else computed_once)
 
@@ -255,10 +258,13 @@ class LanguageModel(nn.Module):
             return logits_of(model, layout)
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that they are computed from."""
+        """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that the critic reads.
+
+        These are the inputs of the language model's head, unless the critic has its own adapter.
+        """
         with head_inputs(self.model) as states:
             logits = self.logits(layout)
-        return logits, at_tokens(states[0], layout)
+        return logits, self.critic_states(layout) if self.has_critic_adapter else at_tokens(states[0], layout)
 
     def token_states(self, layout: Layout, model: Any = None) -> Tensor:
         """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, but no logits."""
@@ -266,6 +272,14 @@ class LanguageModel(nn.Module):
         with without_logits(model) as states:
             self.logits(layout, model)
         return at_tokens(states[0], layout)
+
+    def critic_states(self, layout: Layout) -> Tensor:
+        """Compute hidden states ``(turn, token, hidden)`` with the critic's adapter."""
+        use_adapter(self.model, "critic")
+        try:
+            return self.token_states(layout)
+        finally:
+            use_adapter(self.model, "default")
 
     def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
         """Compute the last hidden states ``(row, column, hidden)`` of texts; padding on the right has no effect.
@@ -292,6 +306,21 @@ class LanguageModel(nn.Module):
         with head_inputs(model, last_only=True) as states, again, started_above(model, lower):
             model(**accepted(model, given))
         return states[0]
+
+    def add_critic_adapter(self) -> None:
+        """Add an adapter for the critic with the shape of the actor's; a second call does nothing.
+
+        Raises:
+            ValueError: If the actor has no adapter, or gradient checkpointing is on.
+        """
+        add_critic_adapter(self.model, self.config)
+        self.has_critic_adapter = True
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Return the weights of the critic's adapter; empty if it has none."""
+        if not self.has_critic_adapter:
+            return []
+        return [weight for name, weight in self.model.named_parameters() if "critic" in name.split(".")]
 
     @property
     def hidden_size(self) -> int:

@@ -46,6 +46,8 @@ class LanguageModelTrunk:
         self.language_model.configure()
         if self.value_head_config is not None and self.value_head is None:
             self.value_head = ValueHead(self.value_head_config, self.language_model.hidden_size)
+            if self.value_head_config.adapter:
+                self.language_model.add_critic_adapter()
 
     def encode_all(
         self, prompt: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]]
@@ -58,8 +60,14 @@ class LanguageModelTrunk:
         return self.language_model.tokenizer.encode_prompts(prompt, codec, turns, self.max_prompt_tokens)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of the value head."""
-        return [] if self.value_head is None else list(self.value_head.parameters())
+        """Return the weights of the value head and of its adapter."""
+        own = [] if self.value_head is None else list(self.value_head.parameters())
+        return [*own, *self.language_model.critic_parameters()]
+
+    @property
+    def has_fixed_states(self) -> bool:
+        """True if the hidden states do not change while only the value head is trained."""
+        return self.value_head is not None and not self.language_model.has_critic_adapter
 
     def values(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Compute the values ``(row,)`` at the last token of each prompt, without dropout.
@@ -77,7 +85,8 @@ class LanguageModelTrunk:
         with without_gradient(model):
             for turns in passes:
                 layout = model.lay_out({name: tensor[turns] for name, tensor in inputs.items()}, after[turns])
-                parts.append(self.value_head(model.token_states(layout), mask[turns])[:, 0])
+                states = model.critic_states(layout) if model.has_critic_adapter else model.token_states(layout)
+                parts.append(self.value_head(states, mask[turns])[:, 0])
         values = torch.cat(parts)
         return torch.empty_like(values).index_copy_(0, torch.cat(passes), values)
 
@@ -149,6 +158,11 @@ class Policy(Actor):
         """
 
     # -- the critic ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_critic_adapter(self) -> bool:
+        """True if the critic reads the language model through a separate adapter."""
+        return self.trunk is not None and self.trunk.language_model.has_critic_adapter
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """Return the weights that only the critic uses."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, cast, final
+from typing import Any, Literal, cast, final
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class ScoringPolicy(Policy):
         language_model: specifies the causal LM.
         prompt: turns an observation into a prompt; its response format must be ``direct``.
         temperature: divides the scores.
+        normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
+            (TWOSOME), which does not favour short texts.
         max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
         length_groups: number of forward passes among which prompts are divided by length, to reduce padding.
         pack_tokens: length of rows that hold several prompts, whose common prefix is then computed once per row; only
@@ -63,6 +65,7 @@ class ScoringPolicy(Policy):
         language_model: LanguageModelConfig,
         prompt: PromptTemplate,
         temperature: float = 1.0,
+        normalisation: Literal["sum", "token", "word"] = "sum",
         max_prompt_tokens: int = 1024,
         length_groups: int = 1,
         pack_tokens: int | None = None,
@@ -76,6 +79,8 @@ class ScoringPolicy(Policy):
             )
         if temperature <= 0:
             raise ValueError(f"policy.temperature is {temperature}; training samples, so it must be positive.")
+        if normalisation not in ("sum", "token", "word"):
+            raise ValueError(f"policy.normalisation is {normalisation!r}; it must be sum, token or word.")
         if length_groups < 1:
             raise ValueError(f"policy.length_groups is {length_groups}; it must be at least 1.")
         if pack_tokens is not None and pack_tokens < 1:
@@ -83,6 +88,7 @@ class ScoringPolicy(Policy):
         self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
         self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
         self.prompt, self.length_groups, self.pack_tokens = prompt, length_groups, pack_tokens
+        self.normalisation = normalisation
         self.temperature, self.sampling = temperature, SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.has_critic = value_head is not None
         self.action_texts: tuple[str, ...] = ()
@@ -163,11 +169,12 @@ class ScoringPolicy(Policy):
                 candidates = self._candidates()
                 model.prepare_decoding(max(len(prompt) for prompt in prompts), candidates.ids.shape[1])
                 dtype = compute_dtype(model.model)
-                scores, states = candidate_logprobs(model.model, prompts, candidates, dtype, self.length_groups)
+                sums, states = candidate_logprobs(model.model, prompts, candidates, dtype, self.length_groups)
+                scores = sums / self._divisors()
             else:
                 scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
             mask, values = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device), None
-            if self.value_head is not None:
+            if self.value_head is not None and self.trunk.has_fixed_states:
                 values = self.value_head(cast(Tensor, states)[:, None], mask)
         logprobs = sampling_logprobs(scores, sampling)
         choice = sample_tokens(logprobs, token_bits(keys, 1)[:, 0].to(scores.device))
@@ -184,7 +191,7 @@ class ScoringPolicy(Policy):
         )
 
     def scores(self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False) -> Tensor:
-        """Compute the log-probabilities ``(turn, candidate)`` of the actions' texts.
+        """Compute normalised log-probabilities ``(turn, candidate)`` of the actions' texts.
 
         Args:
             prompt_ids: right-padded token ids, int64 ``(turn, prompt)``.
@@ -206,7 +213,7 @@ class ScoringPolicy(Policy):
         parts = [self._score_unique(unique[part], reference) for part in order.tensor_split(self.length_groups)]
         sums = torch.cat([part for part, _ in parts])
         states = None if parts[0][1] is None else torch.cat([cast(Tensor, part) for _, part in parts])[index]
-        return sums[index], states
+        return (sums / self._divisors())[index], states
 
     def _score_unique(self, unique: Tensor, reference: bool) -> tuple[Tensor, Tensor | None]:
         """Compute sums of the candidates' log-probabilities, ``(prompt, candidate)``, and states ``(prompt, hidden)``.
@@ -248,6 +255,13 @@ class ScoringPolicy(Policy):
                 self._made = Candidates.of(self._tokens, device)
         return self._made
 
+    def _divisors(self) -> Tensor:
+        """Return what the sums of the candidates' log-probabilities are divided by, ``(candidate,)``."""
+        if self.normalisation == "sum":
+            return torch.ones(len(self._tokens), device=self.language_model.device)
+        sizes = [*map(len, self._tokens if self.normalisation == "token" else map(str.split, self.action_texts))]
+        return torch.tensor(sizes, device=self.language_model.device)
+
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute the log-probability of each choice and the entropy over the candidates, each ``(turn, 1)``."""
         self.train(dropout_seed is not None)
@@ -270,14 +284,16 @@ class ScoringPolicy(Policy):
         return self.language_model.passes(prompts, sizes, gradient=gradient)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value head's weights; hidden states are computed once."""
-        assert self.value_head is not None
+        """Return values as a function of the value head's weights; hidden states that stay fixed are computed once."""
+        if not self.trunk.has_fixed_states:
+            return super().critic_view(batch)
 
         def states_of(turns: TurnBatch) -> Tensor:
             prompts = turns.inputs["prompt_ids"], turns.inputs["prompt_mask"]
             return cast(Tensor, self._scores_and_states(*prompts)[1])
 
         states = self.in_passes(batch, states_of)
+        assert self.value_head is not None
         return self.value_head.view(states[:, None], batch.response_mask)
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:

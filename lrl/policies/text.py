@@ -206,7 +206,9 @@ class TextPolicy(Policy):
         if not self.needs_distribution and self.language_model.in_chunks(mask):
             with seeded(dropout_seed, self.language_model.device):
                 states = self.language_model.token_states(layout)
-                values = None if self.value_head is None else self.value_head(states, mask)
+                if self.value_head is not None:
+                    critic = self.language_model.has_critic_adapter
+                    values = self.value_head(self.language_model.critic_states(layout) if critic else states, mask)
             logprobs, entropy = self._in_chunks(states, layout, ids, mask)
             return Evaluation(logprobs=logprobs, entropy=entropy, values=values)
         with seeded(dropout_seed, self.language_model.device):
@@ -228,9 +230,11 @@ class TextPolicy(Policy):
         return self.language_model.passes(batch.inputs, sizes, gradient=gradient, logits=logits)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value head's weights; hidden states are computed once."""
-        assert self.value_head is not None
+        """Return values as a function of the value head's weights; hidden states that stay fixed are computed once."""
+        if not self.trunk.has_fixed_states:
+            return super().critic_view(batch)
         states = self.in_passes(batch, self._states)
+        assert self.value_head is not None
         return self.value_head.view(states, batch.response_mask)
 
     def _states(self, batch: TurnBatch) -> Tensor:

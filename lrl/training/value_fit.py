@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lrl.functional.random import permutation
+from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
 from lrl.training.gradient_module import GradientModule
 from lrl.types import TurnBatch
@@ -108,3 +109,19 @@ def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tenso
     for weight in weights:
         weight.grad = None
     return module.reduce_sum(after) / module.reduce_sum(mask.sum().float())
+
+
+def check_separate_critic(policy: Policy, key: str) -> None:
+    """Check that the critic can be fitted without the trunk.
+
+    Args:
+        policy: configured policy.
+        key: setting that requires the separate fit, for the error message.
+
+    Raises:
+        ValueError: If the critic has an adapter in the trunk.
+    """
+    if policy.has_critic_adapter:
+        raise ValueError(
+            f"value_head.adapter is true; it must be false, {key} fits the critic separately, without the trunk."
+        )

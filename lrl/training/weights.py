@@ -145,6 +145,7 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
         and ".reference." not in name
         and ".original_module." not in name
         and name.split(".")[0] not in afresh
+        and ".critic." not in name  # the critic's adapter
     ]
     if any(name.startswith("layers.") for name in given):  # a head needs the statistics of its inputs
         missing += [name for name, _ in policy.named_buffers() if name.startswith("whitening.") and name not in given]
@@ -170,10 +171,10 @@ def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
         )
     if policy.trunk is not None:
         language_model = policy.trunk.language_model
-        if language_model.config.quantization is not None:
+        if language_model.has_critic_adapter or language_model.config.quantization is not None:
             raise ValueError(
-                "language_model.quantization is set, which FSDP2 cannot shard; it must be null, or trainer.strategy "
-                "must be ddp."
+                "value_head.adapter is true or language_model.quantization is set, which FSDP2 cannot shard; they must "
+                "be false and null, or trainer.strategy must be ddp."
             )
         if language_model.lower is not None:  # otherwise ranks gather the lower layers' weights at different times
             logging.getLogger("lrl").warning(

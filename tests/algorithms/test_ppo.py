@@ -10,10 +10,20 @@ import pytest
 import torch
 from commands import run_words
 from lightning.pytorch.strategies import ModelParallelStrategy
-from tiny_runs import from_settings, make_trainer, merged, ppo, rollout_data, save_tiny_model, text_policy
+from tiny_runs import (
+    demonstrations,
+    from_settings,
+    make_trainer,
+    merged,
+    ppo,
+    rollout_data,
+    save_tiny_model,
+    text_policy,
+)
 
 from lrl.algorithms import ppo as ppo_file
 from lrl.algorithms.ppo import AdaptiveKLConfig, CriticConfig, PPOValueHeadModule
+from lrl.algorithms.sft import SFTModule
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.run_data import ValidationConfig
 from lrl.envs.factory import GymnasiumEnvs
@@ -21,11 +31,12 @@ from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_policy
 from lrl.functional.advantages import CreditConfig
 from lrl.functional.losses import value_loss
-from lrl.lm.config import LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
+from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.collect import CollectionPlan, EpisodeCollector
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.value_fit import ValueFit
@@ -408,6 +419,39 @@ def test_a_value_head_is_trained_in_16_bits(folder, tmp_path, precision):
     trainer = make_trainer(tmp_path, max_epochs=1, precision=precision, gradient_clip_val=0.5)
     trainer.fit(module, datamodule=rollout_data("continuing"))
     assert any(math.isfinite(row.get("train/value_loss", math.nan)) for _, row in trainer.logger.rows)
+
+
+@pytest.mark.slow
+def test_a_critics_adapter_is_trained_saved_and_loaded_beside_actor_and_reference(folder, tmp_path):
+    lora = {"lora": LoRAConfig(r=2)}
+
+    def module(init_from=None):
+        head = ValueHeadConfig(hidden_sizes=[4], init_seed=0, adapter=True)
+        policy = text_policy(folder, value_head=head, **lora)
+        return PPOValueHeadModule(
+            policy, optimizer=OptimizerConfig(lr=1e-2), kl=AdaptiveKLConfig(coef=0.1), init_from=init_from
+        )
+
+    cloned = make_trainer(tmp_path / "sft", CollectionCheckpoint(1), max_epochs=1)
+    cloned.fit(
+        SFTModule(text_policy(folder, **lora), optimizer=OptimizerConfig(lr=1e-2, schedule="cosine", warmup=0.03)),
+        datamodule=demonstrations(),
+    )
+    trained = module(init_from=str(next((tmp_path / "sft").rglob("last.ckpt"))))
+    trainer = make_trainer(tmp_path / "ppo", CollectionCheckpoint(1), max_epochs=2)
+    trainer.fit(trained, datamodule=rollout_data("continuing"))
+    first = next(row for _, row in trainer.logger.rows if "train/kl_to_reference" in row)
+    assert abs(first["train/kl_to_reference"]) < 1e-5, "the reference is the warm start, and not the bare base"
+    weights = torch.load(next((tmp_path / "ppo").rglob("last.ckpt")), weights_only=False)["state_dict"]
+    kinds = {
+        kind for name in weights for kind in ("default", "critic", "reference", "value_head") if kind in name.split(".")
+    }
+    assert kinds == {"default", "critic", "value_head"}
+    assert all(weight.any() for name, weight in weights.items() if "lora_B.critic" in name)
+    resumed = module(init_from=str(next((tmp_path / "sft").rglob("last.ckpt"))))
+    more = make_trainer(tmp_path / "more", CollectionCheckpoint(1), max_epochs=3)
+    more.fit(resumed, datamodule=rollout_data("continuing"), ckpt_path=str(next((tmp_path / "ppo").rglob("last.ckpt"))))
+    assert more.current_epoch == 3
 
 
 @pytest.mark.parametrize("kind", ["mlp", "text", "scoring"])

@@ -478,6 +478,13 @@ def test_weights_in_16_bits_raise(folder, tmp_path):
         run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
 
 
+def test_a_critic_with_an_adapter_raises(folder, tmp_path):
+    head = ValueHeadConfig(adapter=True)
+    policy = text_policy(folder, value_head=head, lora=LoRAConfig(r=2))
+    with pytest.raises(ValueError, match="value_head.adapter is true; it must be false, TRPO fits the critic"):
+        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
+
+
 def test_optimiser_steps_do_not_end_a_run_that_counts_collections(tmp_path):
     with pytest.raises(ValueError, match="trainer.max_steps is 2, but TRPO counts collections"):
         run(TRPOModule(MLPPolicy((4,))), chain_data(), tmp_path, epochs=3, max_steps=2)

@@ -178,10 +178,12 @@ def test_the_folder_is_pushed_to_a_repository_that_was_made_before(folder, tmp_p
 
 def test_what_cannot_be_merged_is_one_sentence(folder, tmp_path):
     write(tmp_path / "run", folder)
+    write(tmp_path / "adapted", folder, head=HEAD | {"adapter": True})
     write_without_text(tmp_path / "network", MLPPolicy, hidden_sizes=[4], init_seed=0)
     cases = {
         ("--checkpoint", tmp_path / "network"): "a MLPPolicy, which has no language model.",
         ("--checkpoint", tmp_path / "run", "--value_head"): "the TextPolicy of --checkpoint has none; leave it out.",
+        ("--checkpoint", tmp_path / "adapted", "--value_head"): "which the merged model lacks; leave it out.",
         ("--peft_model_id", folder, "--value_head"): "an adapter of peft has none; leave it out.",
         ("--peft_model_id", folder): "a folder without adapter_config.json; it must hold an adapter of peft.",
         ("--checkpoint", tmp_path / "none"): "it must be a checkpoint, or a run directory that holds one.",

@@ -13,7 +13,19 @@ import lightning as L
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from tiny_runs import FEW_ITERATIONS, FLOAT64, demonstrations, grpo, make_trainer, merged, ppo, rollout_data, sft, trpo
+from tiny_runs import (
+    FEW_ITERATIONS,
+    FLOAT64,
+    demonstrations,
+    grpo,
+    make_trainer,
+    merged,
+    ppo,
+    rollout_data,
+    sft,
+    text_policy,
+    trpo,
+)
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
@@ -37,6 +49,7 @@ RUNS = {
     "fsdp2_ppo": ("fsdp2", {"algorithm": "ppo"}),
     "ddp_scoring": ("ddp", {"algorithm": "scoring"}),
     "fsdp2_scoring": ("fsdp2", {"algorithm": "scoring"}),
+    "ddp_adapter": ("ddp", {"algorithm": "adapter"}),
     "ddp_trpo": (
         "ddp",
         {"algorithm": "trpo", "natural_gradient": {"fisher_fraction": 0.5, "cg_iterations": 3}, "value_iterations": 3},
@@ -77,8 +90,8 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
         module, data = ppo(folder, optimizer={"schedule": "constant"}), rollout_data("continuing", num_epochs=1)
     elif algorithm == "trpo":
         module, data = trpo(folder, **module), rollout_data("continuing", num_epochs=1, num_minibatches=1)
-    elif algorithm == "scoring":
-        module, data = PPOValueHeadModule(scoring(folder), optimizer=OptimizerConfig(lr=1e-2)), rollouts
+    elif algorithm in ("scoring", "adapter"):
+        module, data = PPOValueHeadModule(critic_of(folder, algorithm), optimizer=OptimizerConfig(lr=1e-2)), rollouts
     else:
         module, data = grpo(folder, **merged({"optimizer": {"schedule": "constant"}}, module)), rollouts
     trainer = make_trainer(
@@ -98,9 +111,11 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
     return trainer
 
 
-def scoring(folder):
-    """Several forward passes before each backward one, of prompts by their length."""
-    head = ValueHeadConfig(hidden_sizes=(8,), init_seed=0)
+def critic_of(folder, kind):
+    """Several forward passes before each backward one: of prompts by their length, or of the critic's adapter."""
+    head = ValueHeadConfig(hidden_sizes=(8,), init_seed=0, adapter=kind == "adapter")
+    if kind == "adapter":
+        return text_policy(folder, history=1, value_head=head, lora=LoRAConfig(r=2, alpha=4))
     prompt = PromptTemplate(response_format="direct", system="", history=1)
     return ScoringPolicy(LanguageModelConfig(name=folder), prompt, length_groups=3, value_head=head)
 

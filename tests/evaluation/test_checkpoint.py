@@ -123,6 +123,10 @@ def test_a_policy_that_cannot_be_merged_is_an_error_before_any_is_played(
     ]
     refused = run_words(["python", "-m", "lrl", "success_table", *words])
     assert refused.returncode == 2 and "but 'b' is a TextPolicy without adapters" in refused.stderr
+    loaded = load_policy(tmp_path / "a")
+    loaded.policy.language_model.has_critic_adapter = True  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="the critic of 'a' has an adapter of its own"):
+        merge_adapters_of(loaded.policy, "a")
 
 
 def test_missing_and_unknown_weights_raise(tmp_path: Path, tiny_model: str) -> None:

@@ -133,6 +133,7 @@ def test_dropout_of_the_adapters_draws_the_same_and_that_of_the_base_switches_ke
 
 def test_each_token_is_computed_once_for_policy_reference_and_critic(folder):
     model = disturbed(load(folder, lora=LAST))
+    model.add_critic_adapter()
     batch = turns([(0, 5), (1, 2), (0, 3)])
     layout = model.lay_out(*batch)
     tokens = 9 + 4 + 5 + 2 + 3

@@ -11,7 +11,7 @@ from lrl.algorithms.trpo import TRPOModule
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm import forward as pass_memory
-from lrl.lm.config import LanguageModelConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.forward import PassMemory, divide_turns
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.head import HeadPolicy
@@ -24,7 +24,7 @@ SMALL = 600_000
 """Bytes: about four turns with gradient, and twelve without."""
 LIMITS = {"scoring": 150_000, "head": 150_000}
 CRITIC = ValueHeadConfig(hidden_sizes=(8,), init_seed=0)
-KINDS = ["text", "scoring", "head", pytest.param("packed", marks=pytest.mark.slow)]
+KINDS = ["text", "scoring", "head", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("packed", "adapter"))]
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,9 @@ def module_of(kind, folder, algorithm=PPOValueHeadModule, **settings):
         numbers = NumberFormat(kind="integers", ranges=[(-0.05, 33.25)])
         env = GymnasiumEnvs("CartPole-v1", max_episode_steps=6, numbers=numbers)
         policy = HeadPolicy(language_model, (4,), init_seed=0)
+    elif kind == "adapter":
+        critic = ValueHeadConfig(hidden_sizes=(8,), init_seed=0, adapter=True)
+        policy = text_policy(folder, value_head=critic, lora=LoRAConfig(r=2, target_modules=["q_proj"]), **model)
     else:
         policy = text_policy(folder, value_head=CRITIC, history=2, **model)
         policy.pack_tokens = 40 if kind == "packed" else None

@@ -182,11 +182,13 @@ def test_logprobs_and_gradients_are_those_of_the_plain_pass(models, which, drawn
 
 
 LAST = LoRAConfig(r=2, alpha=8, last_layers=2)
+CRITIC = ValueHeadConfig(adapter=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("critic", "lora"), [(None, LORA), (ValueHeadConfig(), LORA), (ValueHeadConfig(), LAST), (None, None)]
+    ("critic", "lora"),
+    [(None, LORA), (ValueHeadConfig(), LORA), (CRITIC, LORA), (ValueHeadConfig(), LAST), (CRITIC, LAST), (None, None)],
 )
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("single", [False, True])

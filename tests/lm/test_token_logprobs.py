@@ -125,7 +125,9 @@ def folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
 
 
-@pytest.mark.parametrize(("critic", "lora"), [(None, LORA), (ValueHeadConfig(), LORA), (None, None)])
+@pytest.mark.parametrize(
+    ("critic", "lora"), [(None, LORA), (ValueHeadConfig(), LORA), (ValueHeadConfig(adapter=True), LORA), (None, None)]
+)
 def test_a_policy_says_the_same_in_chunks(folder, monkeypatch, critic, lora):
     policy = text_policy(folder, max_new_tokens=4, value_head=critic, lora=lora)
     policy.connect(FrozenLakeCodec())

@@ -1,15 +1,20 @@
 """A critic on the trunk: which hidden state it reads."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
-from tiny_runs import save_tiny_model, text_policy
+from tiny_runs import batch_of, save_tiny_model, text_policy
 
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.lm.config import LoRAConfig
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHead, ValueHeadConfig
 from lrl.lm.layouts import pad_prompts
-from lrl.training.weights import take_weights
-from lrl.types import TurnBatch
+from lrl.policies.scoring import ScoringPolicy
+from lrl.prompts import PromptTemplate
+from lrl.training.weights import shard_weights, take_weights
+from lrl.types import RandomKeys, TurnBatch
 
 LAKE = GymnasiumEnvs("FrozenLake-v1")
 
@@ -112,3 +117,78 @@ def test_a_head_in_half_precision_is_drawn_and_says_float32(dtype):
         torch.testing.assert_close(ours.float(), wanted, atol=0.01, rtol=0.01)
     states = torch.ones(2, 1, 3, dtype=dtype)
     assert head(states, torch.ones(2, 1, dtype=torch.bool)).dtype == torch.float32
+
+
+def with_adapter(folder, kind, adapter=True, **model):
+    """A policy with LoRA whose actor's adapter is no longer zero, and whose value head may have one of its own."""
+    head = ValueHeadConfig(hidden_sizes=[4], init_seed=0, adapter=adapter)
+    model = {"lora": LoRAConfig(r=2), "dtype": "float64"} | model
+    if kind == "text":
+        policy = text_policy(folder, value_head=head, **model)
+    else:
+        prompt = PromptTemplate(response_format="direct", system="")
+        policy = ScoringPolicy(LanguageModelConfig(name=folder, **model), prompt, value_head=head)
+    policy.connect(LAKE.codec)
+    policy.configure()
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if ".default." in name:
+                weight.add_(0.3)
+    return policy
+
+
+KEYS = RandomKeys(seed=0, purpose="rollout", collection=0, env=np.arange(2), turn=np.zeros(2, dtype=np.int64))
+
+
+def played(policy):
+    decisions = policy.act(["a b", "c"], [(), ()], KEYS, policy.sampling)
+    return batch_of(decisions)
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_actor_and_critic_each_learn_an_adapter_of_their_own(folder, kind):
+    policy = with_adapter(folder, kind)
+    batch = played(policy)
+    names = {"default": [], "critic": [], "value_head": []}
+    for part in ("logprobs", "values"):
+        policy.zero_grad()
+        evaluation = policy.evaluate(batch)
+        torch.testing.assert_close(evaluation.logprobs, batch.old_logprobs, msg="the actor's adapter speaks")
+        getattr(evaluation, part).sum().backward()
+        reached = [name for name, weight in policy.named_parameters() if weight.grad is not None and weight.grad.any()]
+        kinds = {next(kind for kind in names if kind in name.split(".")) for name in reached}
+        assert kinds == ({"default"} if part == "logprobs" else {"critic", "value_head"})
+    own = {id(weight) for weight in policy.critic_parameters()}
+    for name, weight in policy.named_parameters():
+        assert (id(weight) in own) == bool({"critic", "value_head"} & set(name.split("."))), name
+        assert weight.requires_grad == bool({"critic", "value_head", "default"} & set(name.split("."))), name
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_a_critics_adapter_starts_at_the_base(folder, kind):
+    """The values are those of a head on the bare base; what the actor has learned is not in them."""
+    policy = with_adapter(folder, kind)
+    batch = played(policy)
+    with torch.no_grad():
+        values = policy.evaluate(batch).values
+        state = policy.state_values(["a b", "c"], [(), ()])
+        for name, weight in policy.named_parameters():
+            if ".default." in name:
+                weight.zero_()
+        bare = with_adapter(folder, kind, adapter=False)
+        for name, weight in bare.named_parameters():
+            if ".default." in name:
+                weight.zero_()
+        torch.testing.assert_close(values, bare.evaluate(batch).values)
+    torch.testing.assert_close(state, values[:, 0])
+
+
+def test_a_critics_adapter_needs_lora_and_no_second_forward_pass(folder):
+    with pytest.raises(ValueError, match="value_head.adapter is true and language_model.lora null; set lora"):
+        with_adapter(folder, "text", lora=None)
+    with pytest.raises(ValueError, match="gradient_checkpointing are both true; one of them must be false"):
+        with_adapter(folder, "text", gradient_checkpointing=True)
+    with pytest.raises(ValueError, match="value_head.adapter is true or .*, which FSDP2 cannot shard"):
+        shard_weights(with_adapter(folder, "text"), {"tensor_parallel": SimpleNamespace(size=lambda: 1)})
+    with pytest.raises(ValueError, match="the adapter would learn nothing"):
+        ValueHeadConfig(adapter=True, detach=True)

@@ -45,6 +45,7 @@ class Alike(FrozenLakeCodec):
 def ready(
     folder,
     codec=None,
+    normalisation="sum",
     history=0,
     temperature=1.0,
     system="",
@@ -56,7 +57,13 @@ def ready(
     prompt = PromptTemplate(response_format="direct", system=system, history=history)
     model = LanguageModelConfig(name=folder, **{"dtype": "float64"} | model)
     policy = ScoringPolicy(
-        model, prompt, temperature, length_groups=length_groups, pack_tokens=pack_tokens, value_head=value_head
+        model,
+        prompt,
+        temperature,
+        normalisation,
+        length_groups=length_groups,
+        pack_tokens=pack_tokens,
+        value_head=value_head,
     )
     policy.connect(codec or Sentences())
     policy.configure()
@@ -104,13 +111,15 @@ def by_hand(policy, observation, text):
     prompt, answer = policy.encode(observation, ()), policy.language_model.tokenizer.encode_text(text)
     logits = policy.language_model.model(input_ids=torch.tensor([prompt + answer])).logits[0]
     logprobs = torch.log_softmax(logits, -1)
-    return sum(logprobs[len(prompt) - 1 + place, token] for place, token in enumerate(answer))
+    total = sum(logprobs[len(prompt) - 1 + place, token] for place, token in enumerate(answer))
+    return total / {"sum": 1, "token": len(answer), "word": len(text.split())}[policy.normalisation]
 
 
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
-def test_scores_equal_those_of_single_candidates(folder, codec, share):
-    policy = ready(folder, codec, share_prompts=share)
+@pytest.mark.parametrize("normalisation", ["sum", "token", "word"])
+def test_scores_equal_those_of_single_candidates(folder, codec, normalisation, share):
+    policy = ready(folder, codec, normalisation, share_prompts=share)
     inputs = act(policy).inputs
     scores = policy.scores(inputs["prompt_ids"], inputs["prompt_mask"])
     torch.testing.assert_close(scores, all_by_hand(policy), atol=1e-10, rtol=0)
@@ -148,9 +157,10 @@ def test_the_gradient_equals_that_of_single_candidates(folder):
 
 @pytest.mark.parametrize("system", ["", LONG], ids=["short", "long"])
 @pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("normalisation", ["sum", "token", "word"])
 @pytest.mark.parametrize("codec", [Sentences(), FrozenLakeCodec()], ids=["sentences", "words"])
-def test_logprobs_and_values_recorded_while_acting_equal_evaluated_ones(folder, codec, share, system):
-    policy = ready(folder, codec, temperature=0.7, system=system, share_prompts=share)
+def test_logprobs_and_values_recorded_while_acting_equal_evaluated_ones(folder, codec, normalisation, share, system):
+    policy = ready(folder, codec, normalisation, temperature=0.7, system=system, share_prompts=share)
     decisions = act(policy)
     evaluation = policy.evaluate(batch_of(decisions))
     torch.testing.assert_close(evaluation.logprobs, decisions.logprobs, atol=1e-12, rtol=0)
@@ -307,6 +317,7 @@ def test_the_reference_is_the_policy_at_the_start_of_the_run(folder, lora):
         ({"prompt": PromptTemplate()}, "prompt.response_format is 'think_answer'"),
         ({"temperature": 0.0}, "policy.temperature is 0.0"),
         ({"pack_tokens": 0}, "policy.pack_tokens is 0"),
+        ({"normalisation": "letter"}, "policy.normalisation is 'letter'"),
     ],
 )
 def test_invalid_settings_raise_with_their_key(folder, settings, named):
