@@ -137,12 +137,13 @@ class GymnasiumEnvs(EnvFactory):
         self.success_return, self.success_at = success_return, success_at
         self._warned = False
         self.numbers, self.reset_options = numbers, dict(reset_options or {})
-        if codec is not None:
-            self.codec = codec
+        self.codec_config = codec  # compared on resume, unlike the codec that is found for the environment
 
     @functools.cached_property
     def codec(self) -> TextCodec:
         """The given codec, or the registered codec of the environment."""
+        if self.codec_config is not None:
+            return self.codec_config
         env = self.make_native()
         codec = codec_for(env, self.numbers)
         close_env(env)
