@@ -57,6 +57,7 @@ class MLPPolicy(NativePolicy):
         self.observation_clip = observation_clip
         self.hidden_sizes, self.activation, self.init_seed = tuple(hidden_sizes), activation, init_seed
         self.normalise_observations, self.has_critic = normalise_observations, critic
+        self.critic_config = critic  # the argument, for checkpoints
         self.initial_log_std = initial_log_std
         self.actor: nn.Sequential | None = None
         self._reference: list[MLPPolicy] = []

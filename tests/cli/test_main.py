@@ -146,11 +146,11 @@ def test_a_value_of_the_wrong_type_is_refused_in_a_sentence(arguments, sentence,
 def test_chat_models_and_callbacks_are_named_without_their_module():
     chat = "--model.init_args.searcher.init_args.chat_model"
     words = ("--config", "configs/cartpole/props.yaml", chat, "LocalChatModel", f"{chat}.init_args.language_model.name")
-    callback = ("--trainer.callbacks+", "TrainingReturns", "--trainer.callbacks.max_episodes", "9")
+    callback = ("--trainer.callbacks+", "Transcripts", "--trainer.callbacks.episodes", "9")
     parsed = parse(*words, "assets/tiny-lm", *callback)
     chat_model, last = parsed.model.init_args.searcher.init_args.chat_model, parsed.trainer.callbacks[-1]
     assert short_name(chat_model.class_path) == "LocalChatModel"
-    assert short_name(last.class_path) == "TrainingReturns" and last.init_args.max_episodes == 9
+    assert short_name(last.class_path) == "Transcripts" and last.init_args.episodes == 9
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_babyais_bot_advises_in_the_state_before_the_step():
 def test_a_network_advises_from_native_observations_whatever_plays(env):
     advisor = network(env, scale=1e2)
     with torch.no_grad():  # centred near a state on the way: its choice depends on the state, and is no tie in it
-        advisor.actor[-1].bias.sub_(advisor(torch.tensor(visited(env)) + 0.001)[0].flatten())
+        advisor.actor[-1].bias.sub_(advisor(advisor.norm(torch.tensor(visited(env)) + 0.001)).flatten())
     reader = advised(env, "constant", advisor)
     for index in range(5):
         episode = reader.episode(index)

@@ -36,7 +36,7 @@ def test_two_ranks_train_with_the_overlay(root, overlay):
     strategy = config["trainer"]["strategy"]
     if overlay == "fsdp":
         assert strategy["class_path"] == "lightning.pytorch.strategies.ModelParallelStrategy"
-        assert strategy["init_args"]["data_parallel_size"] == 2
+        assert strategy["init_args"]["data_parallel_size"] == "auto"
     else:
         assert strategy == "ddp"
     with (root / overlay / "metrics.csv").open(newline="") as lines:

@@ -202,7 +202,7 @@ def test_a_run_that_ends_before_the_search_warns(tmp_path, caplog, monkeypatch):
 def test_progress_counts_the_policies_of_the_search(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     with caplog.at_level(logging.INFO, logger="lrl"):
-        fit(tmp_path, ConsoleProgress(1), max_epochs=400)
+        fit(tmp_path, ConsoleProgress(), max_epochs=400)
     lines = [line.split("  ")[0] for line in caplog.messages if line.startswith("collection ")]
     assert lines == [f"collection {number}/8" for number in range(1, 9)]
 
