@@ -15,13 +15,13 @@ from lrl.ranges import PositiveInt
 
 
 def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10, jobs: PositiveInt = 1) -> None:
-    """Train on several seeds that follow a rule: the first 32 bits of the SHA-256 of "lrl-0", "lrl-1", ...
+    """Train on the seeds of a rule: seed number i is the first 32 bits of the SHA-256 of the text "lrl-i", from i = 0.
 
     lrl run_seeds --config configs/frozen_lake/grpo.yaml --count 40 --folder runs/headline/grpo --jobs 2
 
     Options that are not listed here are passed on to `lrl fit`, with the run's seed in place of `{seed}`, so that
-    `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from an earlier one on its seed. Finished runs
-    are kept, so the command can be repeated.
+    `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from an earlier one with its seed. Finished
+    runs are kept, so after a failure the same command trains only the others.
 
     Args:
         options: options of `lrl fit`.
@@ -31,8 +31,8 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
         jobs: number of processes at a time, of one thread each.
 
     Raises:
-        ValueError: If a run directory holds another or an unfinished experiment, or a run failed; the other runs are
-            finished first.
+        ValueError: If a run directory contains another experiment or an unfinished one, or if a run fails, after the
+            other runs have finished.
     """
     from lrl.evaluation.statistics import headline_seed
 
@@ -50,7 +50,7 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
 
 
 def _is_finished(run: Path, words: Sequence[str]) -> bool:
-    """Return whether the run directory holds the finished run of this command.
+    """Return whether the run directory contains the finished run of this command.
 
     Raises:
         ValueError: If the folder contains anything else.

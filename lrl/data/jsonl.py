@@ -41,10 +41,10 @@ class JsonlLines(LazySequence[Item]):
     Args:
         path: path of the file.
         key: configuration key of the object that reads the file, for error messages.
-        parse: returns the item of a line's object; it raises ``LookupError`` for texts that are not in the
+        parse: function from a line's object to its item; it raises ``LookupError`` for texts that are not in the
             environment's format.
-        num_lines: number of non-empty lines to use; None uses all. A larger number selects the same lines and further
-            ones.
+        num_lines: number of non-empty lines to sample; None uses all. The lines of a smaller number are among those of
+            a larger one.
         seed: seed of the selection.
 
     Raises:
@@ -76,7 +76,7 @@ class JsonlLines(LazySequence[Item]):
         return digest.hexdigest()
 
     def _find_lines(self, key: str) -> np.ndarray:
-        """Return number, first byte and length of each non-empty line, int64 ``(line, 3)``."""
+        """Return the line number, first byte and length in bytes of each non-empty line, int64 ``(line, 3)``."""
         lines, start = array("q"), 0
         try:
             with Path(self.path).open("rb") as file:
@@ -125,7 +125,7 @@ class JsonlLines(LazySequence[Item]):
 
     @contextmanager
     def _readable_errors(self, number: int) -> Iterator[None]:
-        """Convert errors about a line to ``ValueError`` with its number."""
+        """Convert errors about a line to a ``ValueError`` whose message contains the line number."""
         try:
             yield
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError, TypeError, AttributeError) as error:
@@ -204,20 +204,23 @@ def _parse_action(codec: TextCodec, text: str) -> Any:
 
 
 def _parse(read: Callable[[str], Any], plain: Callable[[str], str], text: str) -> Any:
-    """Parse a text in the environment's format, or else numbers in other formats, such as ``1e-05``."""
+    """Parse a text in the environment's format; if that fails, rewrite numbers such as ``1e-05`` as decimals first."""
     with suppress(ValueError):
         return read(text)
     return read(plain(text))
 
 
 def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
-    """Raise if integers from 0 to 999, which encode values between two bounds, were probably read as plain values.
+    """Raise an error if integers from 0 to 999 were probably meant as codes of values between two bounds.
+
+    The codec read them as the values themselves, because ``env.numbers.kind`` is not ``integers``. Integers that are
+    outside the space show this.
 
     Args:
         key: ``observation`` or ``action``.
         text: text of the file.
         space: native space.
-        value: value that was read, before it is clipped.
+        value: the value that the codec read, not clipped.
 
     Raises:
         LookupError: If the text contains only integers from 0 to 999, and some are outside the space.
@@ -253,16 +256,17 @@ class JsonlDemonstrations(Demonstrations):
     """Demonstrates the actions or responses of a file with one JSON object per line.
 
     A line has an ``observation``, which is rewritten in the environment's format with the precision of the file, or a
-    ``prompt``, whose text is not changed. It has an ``action``, which is written in the policy's format with an
+    ``prompt``, whose text is not changed. It also has an ``action``, which is written in the policy's format with an
     optional ``reasoning``, or a ``response``, whose text is not changed. ``<observation>`` and ``<action>`` tags are
-    optional, and an action that is a word may be given by its index in the action space, so that the files of the
+    optional, and an action that is a word may be given by its index in the action space. Therefore the files of the
     original experiment (see the README), ``{"observation": ..., "action": ...}``, can be read. A policy that acts
-    natively can learn from lines whose observations are numbers. Prompts have no history, since lines do not state to
-    which episode they belong. All lines are checked at the start and read on demand.
+    natively can learn from lines whose observations are numbers. Prompts have no history, because a line does not
+    state to which episode it belongs. All lines are checked at the start and read on demand.
 
     Args:
         path: path of the file.
-        num_rows: number of lines to use; null uses all. A larger number selects the same lines and further ones.
+        num_rows: number of lines to sample; null uses all. The lines of a smaller number are among those of a larger
+            one.
         seed: seed of the selection.
     """
 
@@ -311,7 +315,7 @@ class JsonlTurns(JsonlLines[Demonstration], LazyDemonstrations):
         path: path of the file.
         codec: codec of the environment.
         policy: policy that formats responses, or acts natively.
-        native_spaces: native observation space, and action space, to whose bounds actions are clipped.
+        native_spaces: native observation space and native action space; actions are clipped to the latter.
         num_lines: see :class:`JsonlLines`.
         seed: see :class:`JsonlLines`.
     """

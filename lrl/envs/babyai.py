@@ -40,8 +40,8 @@ from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 from lrl.codecs.babyai import COLORS, VIEW_SIZE
 
 # The partial view of a MiniGrid agent. ``MiniGridEnv.gen_obs`` copies a grid of objects, rotates it up to four times
-# and visits each cell several times. Visiting each cell once takes a quarter of the time, which halves the time of a
-# step.
+# and visits each cell several times. The code below visits each cell once, which takes a quarter of the time of
+# ``gen_obs`` and halves the time of a step.
 
 FORWARD = ((1, 0), (0, 1), (-1, 0), (0, -1))
 """Step forward in directions 0 to 3, as ``(column, row)``."""
@@ -92,7 +92,7 @@ def agent_view(env: MiniGridEnv) -> np.ndarray:
 
 
 def _spread_sideways(row: list[Cell], visible: int) -> tuple[int, int]:
-    """Extend the visible cells of a row to both sides, up to opaque cells.
+    """Extend the visible cells of a row to both sides, up to and including the first opaque cell.
 
     Args:
         row: cells of a row from left to right.
@@ -215,12 +215,12 @@ Task = Literal["goto", "pickup", "open", "putnext", "pickup_seq_goto"]
 """Task of a mission: go to A; pick up A; open the locked door between two rooms with its key; put A next to B; or pick
 up A, then go to B."""
 Split = Literal["train", "test"]
-"""``train``: missions never name an object of :data:`HELD_OUT`; ``test``: they name only such objects."""
+"""Objects that missions name: none of :data:`HELD_OUT` for ``train``, only those for ``test``."""
 
 HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
 """Combinations of colour and type that missions of training levels do not name.
 
-Objects with these combinations (but no such doors) still appear in training levels, as distractors.
+Keys, balls and boxes with these combinations still appear in training levels, as distractors; such doors do not.
 """
 
 _DOOR_COLORS: dict[str, list[str]] = {"train": ["yellow", "green", "blue", "purple"], "test": ["red", "grey"]}
@@ -239,10 +239,11 @@ class LocalLevel(RoomGridLevel):
     Args:
         tasks: tasks, one of which is sampled at each reset.
         split: the objects that missions name.
-        num_distractors: number of objects in addition to those of the mission; several may look the same. If it is a
-            list, one of its numbers is sampled at each reset.
+        num_distractors: number of objects in addition to those of the mission; objects may have the same colour and
+            type. If it is a list, one of its numbers is sampled at each reset.
         room_size: side length of a room in cells, including walls; at least 5.
-        max_steps: time limit; None selects 64 steps for ``goto`` and ``pickup``, else 128 (in rooms of size 8).
+        max_steps: time limit; None selects ``room_size**2`` steps for ``goto`` and ``pickup``, and twice as many for
+            other tasks: 64 and 128 in rooms of size 8.
         render_mode: render mode of MiniGrid; None disables rendering.
 
     Raises:
@@ -297,14 +298,15 @@ class LocalLevel(RoomGridLevel):
         return observation, reward, terminated, truncated, {"success": terminated and reward > 0}
 
     def gen_obs(self) -> dict[str, Any]:
-        """Return MiniGrid's observation: ``image``, uint8 ``(7, 7, 3)``; ``direction``, 0 to 3; and ``mission``."""
+        """Return MiniGrid's observation: a dict of ``image``, uint8 ``(7, 7, 3)``, ``direction`` and ``mission``."""
         return {"image": agent_view(self), "direction": self.agent_dir, "mission": self.mission}
 
     def expert_action(self) -> int:
         """Return the action, from 0 to 5, of MiniGrid's bot in the current state.
 
-        The first call in an episode creates the bot, so it should happen at the start. From then on the bot takes
-        account of every action, including those that it did not suggest. If it finds no plan, it turns left.
+        The first call in an episode creates the bot, so it should be made before the first step. From then on the bot
+        takes account of every action, including those that it did not suggest. If it finds no plan, the action is to
+        turn left.
         """
         if self._bot is None:
             self._bot_action = self._query_bot(None)
@@ -313,7 +315,7 @@ class LocalLevel(RoomGridLevel):
     def _query_bot(self, action: int | None) -> int:
         """Return the bot's action after ``action``.
 
-        If the bot's plan fails, for example after a box is opened, a new bot plans once more.
+        If the bot's plan fails, for example because a box was opened, a new bot plans once.
         """
         for _ in range(2):
             if self._bot is None:
@@ -369,8 +371,8 @@ class LocalLevel(RoomGridLevel):
         room = 1 - locked_room
         _, (x, y) = self.add_door(locked_room, 0, 2 * locked_room, color, locked=True)
         door = int(y) * size + int(x) - room * (size - 1)
-        # When MiniGrid (and so the original) samples objects, the agent is still at its initial cell, the centre of the
-        # right room; objects are not placed on or next to that cell.
+        # MiniGrid, and therefore the original, samples objects while the agent is still at its initial cell, the centre
+        # of the right room, and places no object on or next to that cell.
         avoided = size // 2 * (size + 1) if room else None
         agent, self.agent_dir, cells = place_agent_last(self.np_random, size, self.num_distractors + 1, door, avoided)
         self._put_objects(room, agent, cells, [(color, "key"), *self._sample_objects(self.num_distractors)])
@@ -380,7 +382,7 @@ class LocalLevel(RoomGridLevel):
     def _place_objects(self, num_targets: int) -> list[ObjDesc]:
         """Place the agent and the objects, and return ``num_targets`` of them as targets.
 
-        Appearances and positions are independent, so each is sampled separately until it is valid.
+        Colours and types are independent of positions, so the two are sampled separately, each until it is valid.
         """
         num_objects = self.num_distractors + num_targets
         while True:
@@ -400,7 +402,7 @@ class LocalLevel(RoomGridLevel):
         return [(COLORS[color], _OBJECT_TYPES[kind]) for color, kind in zip(colors, kinds, strict=True)]
 
     def _sample_targets(self, objects: list[tuple[str, str]], num_targets: int) -> list[tuple[str, str]]:
-        """Sample one or two of the objects. Both have the same appearance only if two such objects exist."""
+        """Sample one or two objects; both have the same colour and type only if two such objects exist."""
         first = self._rand_elem(objects)
         if num_targets == 1:
             return [first]
@@ -410,7 +412,7 @@ class LocalLevel(RoomGridLevel):
         return [first, second]
 
     def _put_objects(self, room: int, agent: int, cells: list[int], objects: list[tuple[str, str]]) -> None:
-        """Put the agent and the objects on cells of a room, as indexed by :mod:`lrl.envs.babyai`."""
+        """Put the agent and the objects on cells of a room, where a cell is ``y * room_size + x``."""
         left, size = room * (self.room_size - 1), self.room_size
         self.agent_pos = (left + agent % size, agent // size)
         for cell, (color, kind) in zip(cells, objects, strict=True):

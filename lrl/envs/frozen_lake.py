@@ -26,11 +26,11 @@ from lrl.registry import register
 from lrl.rewards.reward import Row
 
 Split = Literal["train", "test", "all"]
-"""Split of random maps, in which a hash of the map assigns a fifth of all maps to the test split."""
+"""Split of random maps: a hash of the map assigns a fifth of all maps to ``test``, and the others to ``train``."""
 
 _SPLITS = ("train", "test", "all")
 _TEST_INTERVAL = 5
-"""One of this many maps belongs to the test split."""
+"""One in this many maps belongs to the test split, on average."""
 
 
 def named_map(name: str) -> Desc:
@@ -73,7 +73,7 @@ def random_maps(num_maps: int, seed: int, split: Split = "train", size: int = 4,
     """Sample different maps.
 
     Raises:
-        ValueError: If a setting is out of range or there are fewer than ``num_maps`` different maps.
+        ValueError: If a setting is out of range, or more than 1,000 samples in a row give no new map.
     """
     _validate(split, size, p)
     rng, maps, num_repeated = np.random.default_rng(seed), dict[Desc, None](), 0
@@ -136,11 +136,11 @@ def _validate(split: str, size: int, p: float) -> None:
         raise ValueError(f"p is {p}; it must be in (0, 1].")
 
 
-# Data sets of states with the Q-values of an expert.
+# Data sets of states with the Q-values of an expert, one row per state.
 
 
 class _LakeRows(RowSource):
-    """Abstract data set of states of FrozenLake."""
+    """Base class of data sets of states of FrozenLake."""
 
     is_slippery: bool
 
@@ -152,7 +152,7 @@ class _LakeRows(RowSource):
 
 @register
 class ExpertQRows(_LakeRows):
-    """Data set of all reachable states of one map (11 on the 4x4 map) with optimal Q-values.
+    """Data set of all reachable states of one map (11 states on the 4x4 map) with optimal Q-values.
 
     Args:
         map_name: ``4x4`` or ``8x8``.
@@ -213,7 +213,7 @@ class RandomMapRows(_LakeRows):
 
 
 def make_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0.99) -> list[Row]:
-    """Return the rows of all reachable states of maps of the same size, with optimal Q-values."""
+    """Return the rows of all reachable states of some maps, which have the same size, with optimal Q-values."""
     if not maps:
         return []
     tables = [transition_table(desc, is_slippery) for desc in maps]
@@ -262,12 +262,12 @@ class CsvRows(_LakeRows):
     """Data set of the states in a CSV file of demonstrations.
 
     The state is the coloured cell of ``state_str``. Repeated rows are dropped: the file of the original experiment
-    repeats 11 different ones.
+    contains 11 different ones.
 
     Args:
         path: path of the file, or ``assets/expert_q/frozen_lake.csv``, which ships with lrl. Columns that are not in
             :data:`REQUIRED_COLUMNS` are ignored.
-        is_slippery: whether the description says that the ice is slippery.
+        is_slippery: whether the description of the environment states that the ice is slippery.
     """
 
     def __init__(self, path: str, is_slippery: bool = True) -> None:
@@ -277,7 +277,8 @@ class CsvRows(_LakeRows):
         """Return the rows in the order of the file.
 
         Raises:
-            ValueError: If the file cannot be read; the message contains the row (1 follows the header) and the column.
+            ValueError: If the file cannot be read, a column is missing, or a cell is invalid; in the last two cases the
+                message contains the row (1 is the first after the header) and the column.
         """
         rows = [_read_row(record, f"{self.path}, row {number}") for number, record in enumerate(self._records(), 1)]
         return list(dict.fromkeys(rows))
@@ -347,9 +348,9 @@ def generate_records(
     """Play greedy episodes and return the records of the successful ones, as in the original experiment.
 
     Args:
-        q_values: q-values of the expert, ``(state, action)``.
-        num_episodes: number of episodes, including failures.
-        seed: seed of the first episode; later episodes count up from it.
+        q_values: Q-values of the expert, ``(state, action)``.
+        num_episodes: number of episodes to play, including unsuccessful ones.
+        seed: seed of the first episode; each later episode has the next integer.
         batch_size: number of successful episodes with the same ``batch_idx``.
         kwargs: arguments of ``FrozenLake-v1``: ``map_name``, ``desc``, ``is_slippery``.
 
@@ -392,7 +393,7 @@ def _greedy_episode(env: gym.Env, q_values: np.ndarray, seed: int) -> list[dict[
 
 
 def write_csv(path: str | Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write records with the columns :data:`COLUMNS` and create missing folders."""
+    """Write records to a CSV file with the columns :data:`COLUMNS`; missing folders are created."""
     with write_whole(path, newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

@@ -39,9 +39,9 @@ class StoredEpisode:
     """Holds what was recorded in one episode."""
 
     observations: list[Any]
-    """Native observations before each step."""
+    """Native observation before each step."""
     actions: list[Any]
-    """Native actions of each step."""
+    """Native action of each step."""
     rewards: np.ndarray
     """Reward of each step, float64 ``(step,)``."""
     terminated: bool
@@ -49,26 +49,26 @@ class StoredEpisode:
     context: Any
     """Context of the codec; None if none was stored."""
     advised_actions: dict[int, Any]
-    """Step to advised native action."""
+    """Native action that the advisor chose, by step."""
 
 
 def _lists_to_tuples(value: Any) -> Any:
-    """Convert lists to tuples, which contexts consist of and JSON does not support."""
+    """Convert lists back to tuples: contexts contain tuples, which JSON stores as lists."""
     if isinstance(value, dict):
         return {key: _lists_to_tuples(part) for key, part in value.items()}
     return tuple(map(_lists_to_tuples, value)) if isinstance(value, list) else value
 
 
 _CHECKED: set[str] = set()
-"""Files and spaces that this process has already checked."""
+"""Keys of the files and spaces that this process has already checked."""
 
 
 class DatasetReader:
     """Reads a local data set, one episode at a time.
 
-    Every observation, action and advised action is checked against its space when the data set is opened. Finite
-    numbers of an action beyond the bounds of a Box are clipped when they are read, as they are before an environment
-    receives them; how many there are is logged.
+    Every observation, action and advised action is checked against its space when the data set is opened. The numbers
+    of an action are clipped to the bounds of a Box when they are read, as before an environment receives them; the
+    number of steps with clipped numbers is logged.
 
     Args:
         dataset_id: name of the data set.
@@ -113,7 +113,7 @@ class DatasetReader:
         Raises:
             ValueError: If a return is not finite.
         """
-        known = enumerate(self._known_returns)  # the metadata of data sets of others may have none
+        known = enumerate(self._known_returns)  # data sets that lrl did not collect may not contain returns
         returns = np.array([self.episode(index).rewards.sum() if one is None else one for index, one in known])
         if not np.isfinite(returns).all():
             index = int(np.flatnonzero(~np.isfinite(returns))[0])
@@ -124,15 +124,15 @@ class DatasetReader:
         return returns
 
     def check_spaces(self, observation_space: gym.Space, action_space: gym.Space, key: str) -> None:
-        """Check that the spaces are those of an environment or another data set and contain all values.
+        """Check that the spaces match those of an environment or another data set, and that they contain all values.
 
         Args:
             observation_space: native observation space.
-            action_space: native action space, to whose bounds actions are clipped from now on.
+            action_space: native action space; from this call on, actions are clipped to its bounds.
             key: configuration key of the data set, for error messages.
 
         Raises:
-            ValueError: If a space differs, or a value is not an element of its space.
+            ValueError: If a space does not match, or a stored value is not an element of the space.
         """
         stored = self.observation_space, self.action_space
         for name, own, expected in zip(("observation", "action"), stored, (observation_space, action_space)):
@@ -144,7 +144,7 @@ class DatasetReader:
             self._check_values(*native)
 
     def _check_values(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Raise if a stored value is not an element of its space; log how many numbers are out of bounds."""
+        """Raise an error if a value is not an element of its space; log the number of steps that are out of bounds."""
         about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in self.files]
         key = repr((about, observation_space, action_space))
         if key in _CHECKED:
@@ -184,7 +184,7 @@ class DatasetReader:
             index: index of the episode.
             name: name of the leaf, for messages.
             space: space of the leaf.
-            column: its values, ``(step, ...)``; they may include one after the last step.
+            column: values of the leaf, ``(step, ...)``; observations also have one after the last step.
 
         Returns:
             The number of steps with a number that is out of bounds, and a description of the first.
@@ -208,33 +208,34 @@ class DatasetReader:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of the data set as a whole."""
+        """Metadata of the data set, not of its episodes."""
         return self._storage.metadata
 
     @property
     def files(self) -> list[Path]:
-        """Files of the data set, by name."""
+        """Files of the data set, sorted by name."""
         return sorted(path for path in dataset_path(self.dataset_id).iterdir() if path.is_file())
 
     @property
     def has_advisor(self) -> bool:
-        """Return whether some episodes contain an advisor's action for every step."""
+        """Return whether some episodes were collected with an advisor, whose action is stored for every step."""
         return any(self._has_advisor)
 
     @property
     def has_advice(self) -> bool:
-        """Return whether the data set contains advised actions."""
+        """Return whether an advised action is stored for at least one step."""
         return any(self._advised)
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:
         """Return the steps of an episode that are demonstrations, int64 ``(step,)``.
 
-        Without an advisor these are the steps whose actions the policy chose. With an advisor there are none, unless
-        ``advised`` is true.
+        In an episode without an advisor these are the steps at which the policy chose the action, and not a random one.
+        An episode with an advisor has no such steps, because its actions are not the expert's.
 
         Args:
             index: index of the episode.
-            advised: whether to include the steps with an advised action, which are all steps with an advisor.
+            advised: whether to also return the steps with an advised action, which in an episode with an advisor are
+                all steps.
         """
         if self._has_advisor[index]:
             return np.arange(self.lengths[index] if advised else 0)
@@ -242,7 +243,7 @@ class DatasetReader:
         return np.setdiff1d(np.arange(self.lengths[index]), list(excluded))
 
     def check_own_actions(self, key: str) -> None:
-        """Check that the data set was collected without an advisor, whose actions should be imitated instead.
+        """Check that no episode was collected with an advisor, because its actions should not be imitated.
 
         Args:
             key: configuration key of the data set, for error messages.
@@ -300,13 +301,13 @@ class DatasetReader:
 
 
 def _describe(index: int, name: str, column: np.ndarray, wrong: np.ndarray) -> tuple[int, str]:
-    """Return the number of steps with a wrong value, and a description of the first such value.
+    """Return the number of steps with a marked value, and a description of the first such value.
 
     Args:
         index: index of the episode.
         name: name of the leaf.
         column: values of the leaf, ``(step, ...)``.
-        wrong: which of them are wrong, bool ``(step, ...)``.
+        wrong: marks the values to count, such as invalid ones, bool ``(step, ...)``.
     """
     steps = np.flatnonzero(wrong.reshape(len(column), -1).any(1)).tolist()
     if not steps:
@@ -318,7 +319,7 @@ def _describe(index: int, name: str, column: np.ndarray, wrong: np.ndarray) -> t
 def download(dataset_id: str) -> None:
     """Download a data set from Minari's server if it is not local.
 
-    Failures are not raised here, because :class:`DatasetReader` raises on every rank.
+    A failed download raises no error here: only one rank downloads, and :class:`DatasetReader` raises on every rank.
 
     Raises:
         ValueError: If the name is malformed.
@@ -336,7 +337,7 @@ def download(dataset_id: str) -> None:
 
 
 def _check_hub() -> None:
-    """Raise at once if there is no network, because Minari's client would retry for half a minute."""
+    """Raise an error at once if there is no network; Minari's client would retry for half a minute."""
     from huggingface_hub import constants, get_session
 
     if os.environ.get("MINARI_REMOTE", "hf").startswith("hf"):
