@@ -319,7 +319,8 @@ def _describe(index: int, name: str, column: np.ndarray, wrong: np.ndarray) -> t
 def download(dataset_id: str) -> None:
     """Download a data set from Minari's server if it is not local.
 
-    A failed download raises no error here: only one rank downloads, and :class:`DatasetReader` raises on every rank.
+    A failed download raises no error here: one rank per node downloads, but each rank creates a
+    :class:`DatasetReader`, which raises.
 
     Raises:
         ValueError: If the name is malformed.
