@@ -12,10 +12,11 @@ Departures from the paper:
 
 1. An episode may have many turns.
 2. ``group_baseline`` subtracts the mean return of an episode's group before the normalisation, as the paper's variant
-   with baseline does; the KL term stays a penalty in the rewards.
+   with baseline does. In contrast to that variant, the KL term remains part of the rewards.
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
-4. The return of a truncated episode ends at the truncation, by the environment or by ``data.max_turns``, because there
-   is no critic to bootstrap from. Episodes that continue in the next collection (``data.num_steps``) are an error.
+4. If the environment or ``data.max_turns`` truncates an episode, A_m contains only the rewards up to the truncation,
+   because there is no critic that estimates the later ones. Episodes that continue in the next collection
+   (``data.num_steps``) are an error.
 """
 
 from __future__ import annotations
@@ -67,14 +68,15 @@ class REINFORCEPlusPlusModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy at the start of the run must be kept: if the KL penalty has a positive weight."""
+        """Return whether the policy at the start of the run is kept as a reference: only if ``kl_coef`` is positive."""
         return self.kl_coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Sum the rewards from each token to the end of its episode, and normalise the sums over the collection.
 
         Raises:
-            ValueError: If ``group_baseline`` is true and a group has only one episode.
+            ValueError: If an episode continues in the next collection, or if ``group_baseline`` is true and a group has
+                only one episode.
         """
         check_episodes(rollout, "REINFORCE++", single=self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)

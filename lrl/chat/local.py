@@ -143,12 +143,12 @@ def seeded_bits(seeds: Sequence[int], num_tokens: int) -> Tensor:
 class VLLMGenerator:
     """Samples responses with vLLM, for evaluation only: training does not update the weights that vLLM loads.
 
-    Needs the extra ``vllm`` and a GPU that vLLM supports. The row of ``uniforms`` determines the seed of a request. A
+    Needs the extra ``vllm`` and a GPU that vLLM supports. Each row of ``uniforms`` contains the seed of its request. A
     response does not depend on other rows, except where the results of vLLM's kernels depend on the batch.
 
     Args:
         language_model: specifies the causal LM; its name, data type and chat template are used.
-        stop_text: the closing tag of the response format; None if it has none.
+        stop_text: the closing tag of the response format; None if the format has no closing tag.
         options: further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
 
     Raises:
@@ -214,7 +214,7 @@ class VLLMGenerator:
             include_stop_str_in_output=True,
             stop_token_ids=sorted(self.tokenizer.stop_ids(self.stop_text)),
             skip_special_tokens=False,  # the tags of a response format may be special tokens
-            logprobs=0,  # only that of the sampled token
+            logprobs=0,  # only the log-probability of the sampled token
         )
 
 
@@ -223,6 +223,7 @@ def _vllm() -> Any:
         import vllm  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ValueError(
-            f"use_vllm needs the package vllm, which cannot be imported ({error}); install the extra, 'lrl[vllm]'."
+            f"VLLMGenerator (--use_vllm) needs the package vllm, which cannot be imported ({error}); run "
+            "pip install 'lrl[vllm]'."
         ) from error
     return vllm

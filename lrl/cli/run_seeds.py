@@ -15,24 +15,24 @@ from lrl.ranges import PositiveInt
 
 
 def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10, jobs: PositiveInt = 1) -> None:
-    """Train on the seeds of a rule: seed number i is the first 32 bits of the SHA-256 of the text "lrl-i", from i = 0.
+    """Train once on each of several fixed seeds: seed i is the first 32 bits of the SHA-256 of "lrl-i", from i = 0.
 
     lrl run_seeds --config configs/frozen_lake/grpo.yaml --count 40 --folder runs/headline/grpo --jobs 2
 
-    Options that are not listed here are passed on to `lrl fit`, with the run's seed in place of `{seed}`, so that
-    `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from an earlier one with its seed. Finished
-    runs are kept, so after a failure the same command trains only the others.
+    Options that are not listed here are passed on to `lrl fit`. In their values `{seed}` is replaced by the seed of the
+    run. For example, `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from the weights of an
+    earlier run with the same seed. If the command is repeated, it skips the runs that have finished.
 
     Args:
         options: options of `lrl fit`.
         config: the experiment's file.
         folder: where to write one run directory per seed.
         count: number of seeds.
-        jobs: number of processes at a time, of one thread each.
+        jobs: number of runs at a time; each is a process with one thread.
 
     Raises:
-        ValueError: If a run directory contains another experiment or an unfinished one, or if a run fails, after the
-            other runs have finished.
+        ValueError: If a run directory contains a run of another command or one that has not finished, or if a run
+            fails; in the last case the other runs are finished first.
     """
     from lrl.evaluation.statistics import headline_seed
 
@@ -62,8 +62,8 @@ def _is_finished(run: Path, words: Sequence[str]) -> bool:
     if former.strip().endswith(shlex.join(words)) and "finished after" in log:
         return True
     raise ValueError(
-        f"folder holds {str(run)!r}, a run that has not finished or has another command; remove it or use another "
-        "folder."
+        f"folder contains {str(run)!r}, a run that has not finished or was made by another command; remove it or use "
+        "another folder."
     )
 
 

@@ -170,11 +170,11 @@ class EpisodeSelection:
     """Configuration key of the data set, for error messages."""
     split: Split = "train"
     validation_share: float = 0.1
-    """Fraction of episodes in the validation split, at least one of two or more."""
+    """Fraction of episodes in the validation split, which has at least one if this is positive and there are two."""
     num_episodes: int | None = None
     """Number of episodes of the split; None selects all. A larger number selects the same episodes and further ones."""
     num_rows: int | None = None
-    """Number of steps of the split, of whole episodes except the last; None selects all."""
+    """Number of steps of the split; only the last of the selected episodes may be incomplete. None selects all."""
     min_return: float | None = None
     """Lowest undiscounted return of an episode of the split; None selects all."""
     seed: int = 0
@@ -250,10 +250,12 @@ class MinariDemonstrations(Demonstrations):
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
         split: ``train`` and ``validation`` have no episode in common; ``all`` uses both.
-        validation_share: fraction of episodes in the validation split, at least one of two or more.
+        validation_share: fraction of episodes in the validation split; if it is positive and there are two or more
+            episodes, the split has at least one.
         num_episodes: number of episodes of the split to use; null uses all. A larger number selects the same episodes
             and further ones.
-        num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
+        num_rows: number of steps of the split to use; only the last of the selected episodes may be incomplete. null
+            uses all.
         min_return: lowest undiscounted return of the episodes to use; null uses all.
         reasoning: templates of the text before the action, for response formats with reasoning; see
             :class:`~lrl.data.sources.Reasoning`.

@@ -55,10 +55,10 @@ class Advisor:
         """Return the advisor's native actions.
 
         Args:
-            shown: observations of the policy, one per row.
+            shown: observations that the policy received, one per row.
             native: native observations of the same states.
             episodes: indices of the episodes, int64 ``(row,)``.
-            turn: indices of the turns in them, int64 ``(row,)``.
+            turn: index of the current turn of each episode, int64 ``(row,)``.
         """
         actor, codec = self.actor, self.actor.codec
         assert codec is not None, "connect() must be called before"
@@ -83,7 +83,7 @@ class RecordedEpisode:
     seed: int
     context: Any = None
     observations: list[Any] = field(default_factory=list)
-    """Native observations, one more than steps."""
+    """Native observations: the first one, and the one after each step."""
     actions: list[Any] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     terminations: list[bool] = field(default_factory=list)
@@ -92,9 +92,12 @@ class RecordedEpisode:
     random_steps: list[int] = field(default_factory=list)
     """Indices of steps whose action :class:`~lrl.policies.baselines.NoisyActor` sampled at random."""
     advised_actions: dict[int, Any] = field(default_factory=dict)
-    """Step to native action of the advisor; without an advisor the policy's own legal actions at random steps."""
+    """Native actions by step: those of the advisor, or if there is none, the policy's at the steps in ``random_steps``.
+
+    An illegal action of the policy is left out.
+    """
     has_advisor: bool = False
-    """Whether an advisor gave the advice, which it then gave in every step."""
+    """Whether an advisor chose the advised actions, in which case there is one for every step."""
 
     def add(self, step: NativeStep, terminated: bool, truncated: bool) -> None:
         """Add a step.
@@ -115,8 +118,8 @@ class RecordedEpisode:
     def end(self, success: bool) -> None:
         """End the episode.
 
-        If invalid actions ended it, its last recorded step neither terminated nor truncated it; this step is then
-        marked as truncated.
+        If invalid actions ended the episode, none of the recorded steps terminated or truncated it. The last recorded
+        step is then marked as truncated.
         """
         self.success = success
         if self.actions and not (self.terminations[-1] or self.truncations[-1]):
@@ -125,7 +128,7 @@ class RecordedEpisode:
 
 @final
 class _RecordedEnvs(EnvFactory):
-    """Creates another factory's environments with native steps in their infos, prepared for an advisor."""
+    """Factory of environments that report native steps in their infos and are prepared for an advisor."""
 
     def __init__(self, env: EnvFactory, advisor: Advisor | None) -> None:
         self.env, self.advisor, self.success_at = env, advisor, env.success_at
@@ -188,7 +191,7 @@ def collect(
         num_envs: number of parallel environments; several are faster with a language model.
         name: name of the policy, for the metadata.
         commit: commit of the code, for the metadata.
-        sampling: overrides the policy's sampling settings.
+        sampling: replaces the policy's sampling settings; None keeps them.
         random_share: share of turns with a random action; these steps are written, but are not demonstrations.
         advisor: connected and configured advisor, whose greedy action is stored in addition for each step.
         advisor_name: name of the advisor, for the metadata.
@@ -244,7 +247,7 @@ class _Recorder:
         """Record a step.
 
         Args:
-            episodes: indices of its episodes, int64 ``(row,)``.
+            episodes: index of the episode of each row, int64 ``(row,)``.
             step: the step; rows with an illegal action have no native step.
         """
         native: Any = step.infos.get("native", [None] * len(episodes))
@@ -294,7 +297,7 @@ class _Recorder:
         ended = [*self._chunk, *(self._ended[index] for index in sorted(self._ended))]
         for episode in ended:
             if self._is_kept(episode):
-                with suppress(Exception):  # the original error is reported
+                with suppress(Exception):  # the error that interrupted the collection is raised afterwards
                     self.writer.add([vars(episode)])
 
     def _is_kept(self, episode: RecordedEpisode) -> bool:
@@ -330,8 +333,8 @@ def observation_ranges(dataset_id: str) -> Ranges:
         dataset_id: Minari's name of a local data set.
 
     Returns:
-        One ``(low, high)`` per dimension of a Box, with a margin of 0.5 for constant numbers. For a Dict or Tuple, a
-        dict from the key of each Box to such a list.
+        One ``(low, high)`` per dimension of a Box; a constant number ``c`` has ``(c - 0.5, c + 0.5)``. For a Dict or
+        Tuple, a dict from the key of each Box to such a list.
 
     Raises:
         ValueError: If the data set is missing, empty or damaged, or its observations contain no Box.
@@ -376,8 +379,8 @@ def _statistics_of_episodes(dataset_id: str) -> dict[str, dict[str, np.ndarray]]
     """Return statistics of the numbers that were observed in each episode.
 
     Returns:
-        For the path of each Box, which is empty if it is the whole space, ``count``, ``min``, ``max``, ``mean`` and
-        ``var``, each float64 ``(episode, dimension)``.
+        For each Box the statistics ``count``, ``min``, ``max``, ``mean`` and ``var``, each float64
+        ``(episode, dimension)``. The key is the path of the Box, which is empty if the Box is the whole space.
     """
     reader = DatasetReader(dataset_id)
     space = reader.observation_space

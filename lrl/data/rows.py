@@ -1,4 +1,4 @@
-"""Rows of prompts from Minari data sets and JSON Lines files: states with the actions taken in them."""
+"""Rows of Minari data sets and JSON Lines files; each row is a recorded state with the action taken in it."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from lrl.registry import register
 from lrl.rewards.reward import Row
 
 _CACHED_BYTES = 2**29
-"""Size of the episodes that are kept in memory: more than a million steps of HalfCheetah."""
+"""Maximum size of the cached episodes in bytes, enough for more than a million steps of HalfCheetah."""
 
 
 @register
 class MinariRows(EnvRows):
-    """Data set of the steps of a Minari data set, which rewards such as behaviour cloning compare responses with.
+    """Reads each step of a Minari data set as a row, with whose action rewards compare the policy's response.
 
-    A row equals the environment's prompt: the codec writes the native observation as text, and the history is that of
-    the episode. Rows are read on demand. Steps at which a random action was inserted during collection
-    (``lrl collect --random_share``) are not rows, but are part of the history.
+    The prompt of a row is the one that the environment would show: the codec writes the native observation as text, and
+    the history contains the previous steps of the recorded episode. Rows are read on demand. Steps at which a random
+    action was inserted during collection (``lrl collect --random_share``) are not rows, but are part of the history.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local.
         env: the environment of the data set, whose codec writes the texts.
         split: ``train`` and ``validation`` have no episode in common; ``all`` uses both. Demonstrations with the same
             settings use the same episodes.
-        validation_share: fraction of episodes in the validation split, at least one of two or more.
+        validation_share: fraction of episodes in the validation split; if it is positive and there are two or more
+            episodes, the split has at least one.
         num_episodes: number of episodes of the split to use; null uses all. A larger number selects the same episodes
             and further ones.
-        num_rows: number of steps of the split to use, of whole episodes except the last; null uses all.
+        num_rows: number of steps of the split to use; only the last of the selected episodes may be incomplete. null
+            uses all.
         min_return: lowest undiscounted return of the episodes to use; null uses all.
-        shuffle_actions: whether each row has the action of another one, which a reward then compares responses with: a
-            control experiment, since such an action does not depend on the state. Each row is read from two episodes.
+        shuffle_actions: whether each row has the action of another row. This is a control experiment, because such an
+            action does not depend on the row's state. Reading a row then reads two episodes.
         seed: seed of the split, the selection and the shuffled actions.
     """
 
@@ -96,13 +98,13 @@ class MinariRows(EnvRows):
 
 
 class MinariRowSequence(EpisodeRows):
-    """Lazy sequence of steps of some episodes, which are read on demand and cached without their texts.
+    """Lazy sequence of steps of some episodes, which are read on demand and cached as native values, not as texts.
 
     Args:
         reader: the data set.
         codec: codec of the environment.
         episodes: indices of the episodes, int64 ``(episode,)``.
-        steps: number of rows of each, int64 ``(episode,)``.
+        steps: number of rows of each episode, int64 ``(episode,)``.
 
     Attributes:
         action_of: index of the row whose action each row has, int64 ``(row,)``; None if rows have their own actions.
@@ -144,7 +146,7 @@ class MinariRowSequence(EpisodeRows):
             )
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the index of a row's episode in the data set, and its step."""
+        """Return the index of a row's episode in the data set, and the index of its step in the episode."""
         position = int(np.searchsorted(self._starts, index, side="right")) - 1
         number = int(self.episodes[position])
         return number, int(self._episode(number)[1][index - self._starts[position]])
@@ -171,18 +173,19 @@ class MinariRowSequence(EpisodeRows):
 
 
 def _native(sample: Any) -> Any:
-    """Return a sample of a stored space with plain integers for Discrete spaces, as environments return them."""
+    """Return a stored sample; a NumPy integer, as stored for a Discrete space, is converted to an ``int``."""
     return int(sample) if isinstance(sample, np.integer) else sample
 
 
 @register
 class JsonlRows(EnvRows):
-    """Data set of the lines of a file, such as ``{"observation": "<observation>..", "action": "<action>.."}``.
+    """Reads each line of a file as a row, such as ``{"observation": "<observation>..", "action": "<action>.."}``.
 
-    Tags are optional, and an action that is a word may be given by its index, so that the files of the original
-    experiment can be read. All lines are checked at the start and read on demand. If the codec can parse observations,
-    they are rewritten in the environment's format, and networks can read them, with the precision of the file. Lines do
-    not state to which episode they belong, so prompts have no history.
+    The tags are optional, and an action that the codec writes as a word may also be given by its index, so that the
+    files of the original experiment can be read. All lines are checked at the start and read on demand. If the codec
+    can parse observations, texts are rewritten in the environment's format, and policies that act natively can use the
+    parsed observations; both have the precision of the file. Lines do not state to which episode they belong, so
+    prompts have no history.
 
     Args:
         path: path of the file.
@@ -199,8 +202,8 @@ class JsonlRows(EnvRows):
         """Return the selected lines as a lazy sequence, in the order of the file.
 
         Raises:
-            ValueError: If the file is missing, empty or too small, or a selected line is not a JSON object with these
-                keys, or an observation or action does not fit the environment.
+            ValueError: If the file is missing, empty or too small, or a selected line is not a JSON object with the
+                keys ``observation`` and ``action``, or an observation or action does not fit the environment.
         """
         rows = JsonlLines(self.path, "env.rows", self._parse, self.num_rows, self.seed)
         rows.check(self.codec, self.spaces[1])

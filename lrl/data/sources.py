@@ -101,7 +101,9 @@ class Reasoning:
 
     def __init__(self, texts: Sequence[str]) -> None:
         if not texts:
-            raise ValueError('demonstrations.reasoning is []; it must have at least one text, [""] for no reasoning.')
+            raise ValueError(
+                'demonstrations.reasoning is []; it must have at least one text (use [""] for no reasoning).'
+            )
         self.texts = tuple(texts)
 
     def write_response(
@@ -184,12 +186,20 @@ class ConcatDemonstrations(Demonstrations):
             source.prepare_data()
 
     def validate(self, env: EnvFactory) -> None:
-        """Check that all demonstrations fit an environment."""
+        """Check that all demonstrations fit an environment.
+
+        Raises:
+            ValueError: If observations or actions of a source do not fit the environment.
+        """
         for source in self._sources:
             source.validate(env)
 
     def check_held_out(self, training: Demonstrations) -> None:
-        """Check that none of these held-out demonstrations are training demonstrations."""
+        """Check that none of these held-out demonstrations are training demonstrations.
+
+        Raises:
+            ValueError: If a demonstration is also a training demonstration.
+        """
         for source in self._sources:
             source.check_held_out(training)
 
@@ -230,7 +240,7 @@ class _Concatenated(LazyDemonstrations):
 
 
 def shuffled_indices(demonstrations: Sequence[Demonstration], seed: int, epoch: int) -> np.ndarray:
-    """Return every index once, int64 ``(turn,)``, in the shuffled order of a pass."""
+    """Return every index once, int64 ``(turn,)``, in the shuffled order of an epoch."""
     if isinstance(demonstrations, LazyDemonstrations):
         return demonstrations.shuffled_indices(seed, epoch)
     return permutation(len(demonstrations), "demonstrations", seed, epoch)
@@ -254,7 +264,7 @@ _MIRRORED_ACTIONS = {0: 1, 1: 0}
 class Augmentation(ABC, Generic[ObsType, ActType]):
     """Abstract transformation of whole episodes under which the demonstrated actions stay (nearly) correct."""
 
-    def connect(self, action_space: gym.Space) -> None:  # noqa: B027 (a symmetry is written for one environment)
+    def connect(self, action_space: gym.Space) -> None:  # noqa: B027 (many augmentations do not need it)
         """Set the action space of the data set. Called before :meth:`augment`.
 
         Raises:
@@ -267,17 +277,20 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
     ) -> tuple[list[ObsType], list[ActType]]:
         """Return the native observations and actions of one episode after a random transformation.
 
-        There may be more actions than observations; the additional ones at the end are actions that an advisor or the
-        policy itself would have chosen at steps at which another action was taken.
+        Args:
+            observations: native observation before each step.
+            actions: native actions of the steps, followed by the advised actions, which are actions that an advisor or
+                the policy itself would have chosen. There may therefore be more actions than observations.
+            rng: source of random numbers.
         """
 
 
 @register
 class BabyAISymmetry(Augmentation[dict[str, Any], int]):
-    """Permutes the colours and kinds of all objects in view and mission, and mirrors half of the episodes.
+    """Permutes the colours and kinds of objects in the view and the mission, and mirrors each episode at random.
 
-    Doors keep their kind. Missions with held-out combinations of colour and kind
-    (:data:`lrl.envs.babyai.HELD_OUT`) are not produced.
+    An episode is mirrored with probability 1/2. Doors keep their kind. Missions with held-out combinations of colour
+    and kind (:data:`lrl.envs.babyai.HELD_OUT`) are not produced.
     """
 
     def augment(
@@ -301,16 +314,19 @@ class BabyAISymmetry(Augmentation[dict[str, Any], int]):
 
 @register
 class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
-    """Adds Gaussian noise to the numbers of actions, for policies that write numbers as tokens.
+    """Adds Gaussian noise to continuous actions, for policies that write numbers as tokens.
 
-    The expected loss on actions with noise is the cross-entropy with a Gaussian around the demonstrated number, which
-    assigns probability to neighbouring numbers (HL-Gauss, arXiv:2403.03950). Numbers outside the action space are
-    clipped to it, so half of the samples for a number exactly at a bound stay at that bound. Noise differs between
-    copies and is the same in every pass. It is of no use for a policy that acts natively, which has its own
-    standard deviation.
+    In expectation over the noise, the target of the cross-entropy loss is a discretised Gaussian around the
+    demonstrated number instead of this number alone, as in HL-Gauss (arXiv:2403.03950). Numbers outside the action
+    space are clipped to it, so half of the samples for a number exactly at a bound stay at that bound. Copies of an
+    episode have different noise, which is the same in every epoch. A policy that acts natively does not need this
+    augmentation, because its action distribution already has a standard deviation.
 
     Args:
         actions: standard deviation of the noise, in the unit of the actions.
+
+    Raises:
+        ValueError: If ``actions`` is not a positive, finite number.
     """
 
     def __init__(self, actions: PositiveFloat) -> None:
@@ -321,15 +337,15 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
         self._space: spaces.Box | None = None
 
     def connect(self, action_space: gym.Space) -> None:
-        """Set the action space, to whose bounds numbers are clipped.
+        """Set the action space; actions with noise are clipped to its bounds.
 
         Raises:
             ValueError: If the actions are not vectors of real numbers.
         """
         if not (isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)):
             raise ValueError(
-                f"demonstrations.augmentation is GaussianNoise, but actions are of {action_space}; it must be null "
-                "unless actions are vectors of real numbers (a Box)."
+                f"demonstrations.augmentation is GaussianNoise, which needs an action space of real numbers (a Box), "
+                f"but the action space is {action_space}; use null."
             )
         self._space = action_space
 
@@ -348,7 +364,7 @@ def _replace_words(mission: str, words: dict[str, str]) -> str:
 
 
 def _transform_image(image: np.ndarray, colors: np.ndarray, kinds: np.ndarray, mirrored: bool) -> np.ndarray:
-    """Return MiniGrid's view ``(column, row, 3)`` with other objects, with its columns reversed if ``mirrored``."""
+    """Return MiniGrid's view ``(column, row, 3)`` with permuted colours and kinds, mirrored if ``mirrored``."""
     image = image.copy()
     kind, color = image[..., 0], image[..., 1]
     is_object = (kind >= _FIRST_KIND) & (kind < _FIRST_KIND + len(_KINDS))

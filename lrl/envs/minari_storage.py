@@ -1,4 +1,6 @@
-"""Writing of Minari data sets, which appear in their place only when complete, and their storage format.
+"""Writing of Minari data sets, and conversion of samples of Gymnasium spaces to Minari's storage format.
+
+A data set is written to a temporary folder and moved to Minari's folder when it is complete.
 
 Minari's own ``DataCollector`` wraps a single environment, needs jax, and cannot store the context of a codec, so only
 Minari's storage and episode buffers are used. :mod:`lrl.envs.minari_reader` reads data sets.
@@ -66,11 +68,13 @@ def samples_of(space: gym.Space, columns: Columns, length: int) -> list[Any]:
 
 
 def columns_of_infos(space: gym.Space, stored: Any) -> Columns:
-    """Return the columns of a space that were stored as infos, which Minari reads without a space.
+    """Convert columns that were read from an episode's infos to the structure of a space.
+
+    Minari reads infos without their space, so that it returns dictionaries for tuples, and bytes for texts.
 
     Args:
-        space: as Minari stores it.
-        stored: a dictionary for each Dict or Tuple, an array of numbers or of encoded texts for each leaf.
+        space: space of the samples, as returned by :func:`to_minari_space`.
+        stored: the infos: a dictionary for each Dict or Tuple, an array of numbers or of bytes for each leaf.
     """
     if isinstance(space, spaces.Dict):
         return {name: columns_of_infos(part, stored[name]) for name, part in space.spaces.items()}
@@ -82,15 +86,15 @@ def columns_of_infos(space: gym.Space, stored: Any) -> Columns:
 def check_column(space: gym.Space, column: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return which values of a column are invalid, and which are out of the bounds of a Box.
 
-    Numbers that are not finite and numbers outside a space of integers are invalid. Finite numbers beyond the bounds of
-    a Box are not, because many environments leave the bounds that they declare.
+    Numbers that are not finite, and numbers outside a space of integers, are invalid. Finite numbers outside the bounds
+    of a Box are valid, because many environments exceed the bounds that they declare.
 
     Args:
         space: space of the leaf; not a ``Text``.
         column: ``(step, ...)``.
 
     Returns:
-        Two bool arrays ``(step, ...)``.
+        Two bool arrays ``(step, ...)``: which values are invalid, and which valid ones are out of bounds.
     """
     if column.dtype.kind not in "biuf":
         return np.ones(column.shape, dtype=bool), np.zeros(column.shape, dtype=bool)
@@ -151,15 +155,15 @@ def spaces_match(stored: gym.Space, native: gym.Space) -> bool:
 
 
 CONTEXT = "context"
-"""Key of an episode's metadata for the context of the codec, as JSON."""
+"""Key of an episode's metadata: the context of the codec, as JSON."""
 RANDOM_STEPS = "random_steps"
-"""Key for the steps at which a random action was inserted, as JSON."""
+"""Key of an episode's metadata: the indices of the steps at which a random action was inserted, as a JSON list."""
 ADVISED_STEPS = "advised_steps"
-"""Key for the steps with advice, as JSON."""
+"""Key of an episode's metadata: the indices of the steps for which an advised action is stored, as a JSON list."""
 ADVISED_ACTION = "advised_action"
-"""Key in an episode's infos for the advised native action of each of these steps, and any action in other steps."""
+"""Key of an episode's infos: native actions, which are advised at :data:`ADVISED_STEPS` and otherwise meaningless."""
 HAS_ADVISOR = "has_advisor"
-"""Key of an episode's metadata for whether the advice is that of an advisor, which advises in every step."""
+"""Key of an episode's metadata: whether an advisor chose the advised actions, which then exist for every step."""
 
 
 @contextmanager
@@ -191,8 +195,8 @@ class DatasetWriter:
 
     Use it as a context manager. If the data set is not finished, the episodes that were added are kept in a data set
     whose name ends with ``-unfinished``, or in the temporary folder if that cannot be written either. Each part is a
-    separate file, so that an error during writing, such as a full disk, does not damage the other parts. HDF5 writes
-    files in memory, because it may end the process with a segmentation fault if it cannot write to a disk.
+    separate file, so that an error during writing, such as a full disk, does not damage the other parts. HDF5 files are
+    first built in memory, because the HDF5 library may crash with a segmentation fault if a write to the disk fails.
 
     Args:
         dataset_id: name of the data set, with namespaces and version.
@@ -219,7 +223,7 @@ class DatasetWriter:
         for name, space in (("observation", self.observation_space), ("action", self.action_space)):
             try:
                 serialize_space(space)
-            except (NotImplementedError, TypeError, ValueError) as error:  # the first for a class that is not known
+            except (NotImplementedError, TypeError, ValueError) as error:  # NotImplementedError: unknown class of space
                 raise ValueError(
                     f"the {name} space of {dataset_id!r} is {space}, which Minari cannot store ({error}); it must "
                     "be a Discrete, MultiDiscrete, MultiBinary, Box or Text, or a Dict or Tuple of these."
@@ -236,8 +240,8 @@ class DatasetWriter:
         Args:
             episodes: each with ``seed``, ``context``, ``success``, lists of native ``observations`` (one more than
                 steps), ``actions``, ``rewards``, ``terminations`` and ``truncations`` (one per step), and a list
-                ``random_steps``; with advice also ``advised_actions``, a dictionary from steps to native actions, and
-                ``has_advisor``, whether an advisor gave it.
+                ``random_steps``. Episodes with advised actions also have ``advised_actions``, a dictionary from steps
+                to native actions, and ``has_advisor``, whether an advisor chose them.
 
         Raises:
             OSError: If the episodes cannot be written; episodes that were added before are not damaged.
@@ -268,7 +272,7 @@ class DatasetWriter:
         self._num_episodes += len(episodes)
 
     def finish(self, metadata: Mapping[str, object]) -> None:
-        """Write the metadata of the data set and move it to where Minari looks for it.
+        """Write the metadata of the data set, and move it to the folder from which Minari loads it.
 
         Raises:
             OSError: If the data set cannot be written.
@@ -357,12 +361,12 @@ class DatasetWriter:
         if self._finished or not self._num_episodes:
             shutil.rmtree(self._folder, ignore_errors=True)
             return
-        kept, where = self._keep(), f"the data sets of minari.MinariDataset in {self._folder}/part-*"
+        kept, where = self._keep(), f"the data sets {self._folder}/part-*, with minari.MinariDataset(path)"
         if kept is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             where = f"the data set {kept!r}, in {dataset_path(kept).parent}"
         count = f"{self._num_episodes} episode{'s' * (self._num_episodes > 1)}"
-        sentence = f"{count} of what was played can be read as {where}"
+        sentence = f"{count} already collected can be read as {where}"
         if isinstance(error, (OSError, ValueError)):
             reason = str(error).rstrip(".")
             raise ValueError(f"{reason}; {sentence}.") from error
@@ -383,7 +387,7 @@ def _recoverable(env_spec: EnvSpec | None) -> EnvSpec | None:
 
 
 def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reward statistics that Minari's own callback writes, and the entries of this package."""
+    """Return the reward statistics that Minari's own callback writes, and the entries that lrl reads."""
     rewards = np.asarray(episode["rewards"], dtype=np.float64)
     statistics = ("sum", "mean", "std", "max", "min")
     metadata: dict[str, Any] = {f"rewards_{name}": float(getattr(rewards, name)()) for name in statistics}
@@ -392,5 +396,5 @@ def _episode_metadata(episode: Mapping[str, Any]) -> dict[str, Any]:
     metadata[RANDOM_STEPS] = json.dumps(episode["random_steps"])
     metadata[ADVISED_STEPS] = json.dumps(sorted(episode.get("advised_actions", ())))
     if episode["context"] is not None:
-        metadata[CONTEXT] = json.dumps(episode["context"], default=methodcaller("tolist"))  # of NumPy numbers
+        metadata[CONTEXT] = json.dumps(episode["context"], default=methodcaller("tolist"))  # NumPy numbers, arrays
     return metadata

@@ -1,8 +1,8 @@
-"""Native environments: checks of everything they return, success, recording, and reseeded noise.
+"""Wrappers of native environments: they check returned values, detect success, record steps and reseed noise.
 
-:class:`CheckedEnv` checks one environment and converts values with an unambiguous meaning, such as a reward of shape
-``(1,)``. :class:`NativeEnv` adds entries to ``info``. :func:`check_batch` checks batches for numbers that are not
-finite, in one NumPy call each.
+:class:`CheckedEnv` checks what one environment returns and converts values whose meaning is unambiguous, such as a
+reward of shape ``(1,)``. :class:`NativeEnv` adds entries to ``info``. :func:`check_batch` checks that all numbers of a
+batch are finite, in one NumPy call instead of one per environment.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class CheckedEnv(gym.Wrapper):
 
     Rewards become finite floats, ``terminated`` and ``truncated`` become bools, and observations have the structure,
     the shapes and a compatible dtype of the observation space. Bounds of a Box are not checked, because many
-    environments exceed their own. Whether numbers of an observation are finite is left to :func:`check_batch` unless
-    ``checks_finite``.
+    environments exceed their own. By default, observations with numbers that are not finite are returned unchanged, and
+    :func:`check_batch` reports them after batching.
 
     Args:
         env: a native environment.
         reset_options: options of every reset; options passed to :meth:`reset` take precedence.
-        checks_finite: whether to check that observations are finite, where they are not batched.
+        checks_finite: whether to check here that observations are finite, because nothing else checks them later.
 
     Raises:
         EnvironmentFailedError: If the environment raises an error or returns an invalid value, in :meth:`reset` or
@@ -96,7 +96,7 @@ class CheckedEnv(gym.Wrapper):
         self._left_out: set[str] = set()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode. The environment's options are None if there are none."""
+        """Start an episode. If there are no options for the environment, it gets ``options=None``."""
         self._seed, self._step = seed, 0
         given = {name: value for name, value in (options or {}).items() if name not in OWN_OPTIONS}
         try:
@@ -138,12 +138,15 @@ class CheckedEnv(gym.Wrapper):
         close_env(self.env)
 
     def reported(self, info: Mapping[str, Any]) -> tuple[bool | None, dict[str, float]]:
-        """Read the entries of the last step's ``info`` that lrl uses.
+        """Return the entries of the last step's ``info`` that lrl uses.
 
         Returns:
-            Whether the environment reports a success, by ``success`` or else ``is_success``, None if it reports
-            neither; and the terms of the reward, ``reward_<term>``, as ``reward/<term>``. A term that is not a finite
-            number is left out, with one warning.
+            Two values. The first is ``info["success"]``, or ``info["is_success"]`` if that is missing, or None if both
+            are missing. The second contains the terms of the reward: each entry ``reward_<term>`` under the name
+            ``reward/<term>``. A term that is not a finite number is left out, and one warning is logged per name.
+
+        Raises:
+            EnvironmentFailedError: If ``success`` or ``is_success`` is neither a bool nor 0 or 1.
         """
         success = None
         for name in _SUCCESS:
@@ -172,7 +175,7 @@ class CheckedEnv(gym.Wrapper):
         return observation
 
     def _conform(self, space: gym.Space, value: Any, key: str) -> Any:
-        """Convert an observation to an element of its space, except for bounds; raise if that is ambiguous."""
+        """Convert an observation to the structure, shapes and dtypes of its space; raise if that is ambiguous."""
         if isinstance(space, spaces.Dict):
             missing = [name for name in space.spaces if not isinstance(value, Mapping) or name not in value]
             if missing:
@@ -193,7 +196,7 @@ class CheckedEnv(gym.Wrapper):
             return np.asarray(int(number), dtype=space.dtype)[()]
         if type(space) is spaces.Text:
             known = isinstance(value, str)
-        else:  # text spaces of lrl accept any text; other spaces are rare
+        else:  # subclasses of Text are lrl's own and accept any text; other spaces decide themselves
             known = isinstance(space, spaces.Text) or space.contains(value)
         if not known:
             self._fail(f"{key} is {shown(value)}; it must be in {space}")
@@ -239,9 +242,9 @@ class CheckedEnv(gym.Wrapper):
         raise failure(self.name, self._seed, self._step, problem)
 
     def _raised(self, method: str, error: Exception | SystemExit) -> NoReturn:
-        """Raise an error with one sentence for an error of the environment, or the error itself if lrl raised it.
+        """Raise :class:`EnvironmentFailedError` for an error of the environment.
 
-        Subclasses of ``SystemExit`` are raised by signal handlers.
+        Errors that lrl raised, and subclasses of ``SystemExit``, which signal handlers raise, are raised unchanged.
         """
         of_signal = isinstance(error, SystemExit) and type(error) is not SystemExit
         if of_signal or isinstance(error, (EnvironmentFailedError, InvalidActionError)):
@@ -256,7 +259,7 @@ def _name(env: gym.Env) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a real number, or the one number in an array, as a float; None for anything else."""
+    """Convert a real number, or an array with a single number, to a float; return None for any other value."""
     if isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
         try:
             return float(value)
@@ -275,7 +278,7 @@ def _fits(space: Any, array: np.ndarray) -> bool:
 
 
 def _not_finite(space: gym.Space, values: Any, key: str) -> str | None:
-    """Return what is wrong with an observation that contains a number that is not finite, else None."""
+    """Return a description of the first number of an observation that is not finite; None if all are finite."""
     if isinstance(space, spaces.Dict):
         parts = ((part, values[name], f"{key}[{name!r}]") for name, part in space.spaces.items())
     elif isinstance(space, spaces.Tuple):
@@ -314,7 +317,7 @@ def check_batch(
         rewards: float64 ``(env,)``; None after a reset.
 
     Raises:
-        EnvironmentFailedError: If a number is not finite; the message names where it is.
+        EnvironmentFailedError: If a number is not finite. The message contains its environment, seed, step and index.
     """
     if rewards is not None and not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
@@ -329,12 +332,12 @@ def check_batch(
 
 
 def empty_observation(space: gym.Space) -> Any:
-    """Return an element of a space as the placeholder observation of an environment that has not been reset."""
+    """Return an observation of zeros, the placeholder for an environment that has not been reset."""
     return next(iter(iterate(batch_space(space, 1), create_empty_array(space, 1, fn=np.zeros))))
 
 
 SuccessAt = Literal["last_step", "any_step"]
-"""Whether an episode is a success if its last step is one, or if any of its steps is one."""
+"""Which steps must be a success so that the episode is one: its last step, or at least one step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,30 +358,30 @@ class NativeStep:
 
 
 class NativeEnv(gym.Wrapper):
-    """Wrapper of a native environment with the same ``info`` entries for all environments.
+    """Wrapper that returns the same ``info`` entries for every native environment.
 
     ``info`` contains ``action_valid`` (True), ``invalid_reason`` (empty) and ``success``. Of the environment's own
     entries it keeps only ``reward_<term>``, as ``reward/<term>``, because vectorizing all of them takes longer than a
     step.
 
-    ``success`` is whether the episode is a success if it ends with this step. A step is a success by the first of these
-    criteria that applies:
+    ``success`` is whether the episode counts as a success if it ends with this step. The first of these rules whose
+    condition is met decides whether a step is a success:
 
-    1. ``info["success"]``, or else ``info["is_success"]``, of the environment is true.
-    2. The return up to this step is at least ``success_return``.
-    3. The return up to this step is at least the ``reward_threshold`` that the environment is registered with.
-    4. The episode terminates with its first positive reward.
+    1. If the environment returns ``info["success"]``, or else ``info["is_success"]``: this entry is true.
+    2. If ``success_return`` is set: the return up to this step is at least ``success_return``.
+    3. If the environment is registered with a ``reward_threshold``: the return up to this step is at least this number.
+    4. Otherwise: the step terminates the episode and has its first positive reward.
 
     With ``success_at="last_step"`` the episode is a success if its last step is one, with ``"any_step"`` if any step
     is one. The return is undiscounted and contains native rewards only.
 
     Args:
         env: a native environment. What it returns is checked, see :class:`~lrl.envs.native.CheckedEnv`.
-        success_return: return from which an episode is a success; None selects the registered threshold.
+        success_return: lowest return at which a step is a success; None selects the registered threshold.
         reset_options: options of every reset; options passed to :meth:`reset` take precedence.
         codec: codec whose context is recorded, so that recorded observations can be converted to text later.
-        success_at: whether the last step or any step decides on success.
-        checks_finite: whether to check that observations are finite, where they are not batched.
+        success_at: see :data:`SuccessAt`.
+        checks_finite: see :class:`~lrl.envs.native.CheckedEnv`.
 
     Attributes:
         records: whether ``info["native"]`` contains a :class:`NativeStep` after each step. Set it before a reset.
@@ -413,11 +416,11 @@ class NativeEnv(gym.Wrapper):
         return self._any_step and self._succeeded
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment and reseed its noise.
+        """Reset the environment, and reseed its random number generator if ``noise_seed`` is set.
 
         Args:
             seed: seed of the environment.
-            options: options of this reset, passed to the environment, except those of lrl (``episode``).
+            options: options of this reset; all except :data:`OWN_OPTIONS` are passed to the environment.
         """
         observation, _ = self.env.reset(seed=seed, options=options)
         if self.noise_seed is not None:

@@ -1,4 +1,4 @@
-"""Vectorized environments in this process or in separate ones."""
+"""Vectorized environments: all copies in this process, or each copy in a process of its own."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
 
     Attributes:
         idle: see :class:`~lrl.envs.processes.SeparateEnvs`.
+        steps_ended_copies: always True, because :meth:`step` skips idle copies, so other copies can continue before
+            ended ones are reset.
 
     Raises:
         ValueError: If the copies have different spaces, or cannot be created in another process.
-        EnvironmentFailedError: If a process died or an environment raised an error, in any later call.
+        EnvironmentFailedError: If a process dies or an environment raises an error during any later call.
     """
 
     steps_ended_copies = True
@@ -46,14 +48,14 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         try:
             super().__init__(env_fns, shared_memory=False, context=_CONTEXT, autoreset_mode=AutoresetMode.DISABLED)
         except RuntimeError as error:  # raised by Gymnasium for different spaces
-            raise ValueError(f"env is {name!r}, whose copies have different spaces: {error}") from error
+            raise ValueError(f"env.id is {name!r}, whose copies have different spaces: {error}") from error
         except (EOFError, OSError, TypeError, AttributeError, pickle.PicklingError) as error:
             self._end_processes()
             reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
             raise ValueError(
-                f"env.vectorization is 'async', but {name!r} cannot be created in another process ({reason}); register "
-                "it in a module, name it module:id, give kwargs that can be pickled, and start a script's work under "
-                "if __name__ == '__main__', or set vectorization to sync."
+                f"env.vectorization is 'async', but env.id {name!r} cannot be created in another process ({reason}); "
+                "register it in a module and set env.id to module:id, use env.kwargs that can be pickled, and start "
+                "a script's work under if __name__ == '__main__', or set env.vectorization to 'sync'."
             ) from error
         self.parent_pipes: list[Any] = [WorkerPipe(self, index, pipe) for index, pipe in enumerate(self.parent_pipes)]
 
@@ -111,7 +113,7 @@ class WorkerPipe:
         self._pipe.close()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Return whether :meth:`recv` returns without waiting, as it also does for a dead process.
+        """Return whether :meth:`recv` would return without waiting; this is also the case if the process is dead.
 
         Args:
             timeout: seconds to wait; None waits without limit.
@@ -124,7 +126,8 @@ class WorkerPipe:
     def send(self, message: tuple[str, Any]) -> None:
         """Send a command and its data. If the process is dead, :meth:`recv` detects it.
 
-        Steps and resets of an idle environment, whose observation does not change, are not sent.
+        Two commands are not sent, because they do not change the observation: the step of an idle environment, and
+        ``reset-noop``, which Gymnasium sends to environments that ``reset_mask`` does not select.
         """
         self._command, data = message
         self._is_skipped = self._command == "reset-noop" or (self._command == "step" and self._owner.idle[self._index])
@@ -180,17 +183,19 @@ class WorkerPipe:
 class SeparateEnvs(SyncVectorEnv):
     """Version of Gymnasium's ``SyncVectorEnv`` that does not step idle copies.
 
-    ``infos`` has one array per name, without Gymnasium's masks ``_<name>``. It contains 0 or None for copies without
-    this entry.
+    ``infos`` has one array ``(env,)`` per name, without Gymnasium's masks ``_<name>``. If the info of a copy lacks the
+    name, its element is 0 or False in an array of numbers or bools, otherwise None.
 
     Args:
         env_fns: functions that each create one copy.
         name: name of the environment, for error messages.
-        collects_infos: whether to return infos.
+        collects_infos: whether :meth:`reset` and :meth:`step` return infos; if not, they return an empty dictionary.
 
     Attributes:
         idle: copies that :meth:`step` does not step, bool ``(env,)``; their observation stays the same and their reward
             is 0. A copy is idle before its first reset, and from the end of its episode to the next reset.
+        steps_ended_copies: always True, because :meth:`step` skips idle copies, so other copies can continue before
+            ended ones are reset.
 
     Raises:
         ValueError: If the copies have different spaces.
@@ -202,7 +207,7 @@ class SeparateEnvs(SyncVectorEnv):
         try:
             super().__init__(env_fns, autoreset_mode=AutoresetMode.DISABLED)
         except RuntimeError as error:  # raised by Gymnasium for different spaces
-            raise ValueError(f"env is {name!r}, whose copies have different spaces: {error}") from error
+            raise ValueError(f"env.id is {name!r}, whose copies have different spaces: {error}") from error
         self.name, self._collects_infos = name, collects_infos
         self.idle = np.ones(self.num_envs, dtype=bool)
         self._env_obs: list[Any] = [None] * self.num_envs
@@ -241,7 +246,7 @@ class SeparateEnvs(SyncVectorEnv):
     def _batch(self) -> Any:
         """Return the current observations in new arrays, which later steps do not change."""
         space = self.single_observation_space
-        with np.errstate(over="ignore"):  # numbers too large for float32 become infinite, which is reported
+        with np.errstate(over="ignore"):  # numbers too large for float32 become infinite; check_batch reports these
             return concatenate(space, self._env_obs, create_empty_array(space, self.num_envs, fn=np.empty))
 
     def _empty(self) -> Any:
@@ -256,6 +261,7 @@ class SeparateEnvs(SyncVectorEnv):
 
 
 def _column(values: list[Any]) -> np.ndarray:
+    """Return one value per copy as an array ``(env,)``, of dtype object unless all have the same simple type."""
     kinds = {value.__class__ for value in values} - {type(None)}
     if kinds <= {bool} or kinds <= {int} or kinds <= {float}:
         zero = next(iter(kinds))(0) if kinds else None
@@ -269,7 +275,7 @@ def _column(values: list[Any]) -> np.ndarray:
 def reset_arguments(
     num_envs: int, seed: int | list[int | None] | None, options: dict[str, Any] | None
 ) -> tuple[np.ndarray, list[int | None]]:
-    """Return which copies are reset, bool ``(copy,)``, and the seed of each.
+    """Return which copies are reset, bool ``(env,)``, and the seed of each copy.
 
     Args:
         num_envs: number of copies.
@@ -284,6 +290,8 @@ def reset_arguments(
     else:
         seeds = [None if one is None else int(one) for one in seed]
     if len(seeds) != num_envs:
-        raise ValueError(f"seed is a list of {len(seeds)} numbers; there must be one for each of {num_envs}.")
+        raise ValueError(
+            f"seed is a list of {len(seeds)} numbers; there must be one for each of {num_envs} environments."
+        )
     mask = (options or {}).get("reset_mask")
     return np.ones(num_envs, dtype=bool) if mask is None else mask, seeds

@@ -15,17 +15,22 @@ from lrl.search.tasks import IN_CONTEXT, NETWORKS, TASKS
 
 CONTROL = "random_search"
 """Name of the method with which the language model is compared."""
+RULES = {"best_iteration": "best iteration", "fresh": "chosen policy on fresh episodes"}
+"""The two rules by which the return of a run is determined: their key in a record, and their title in tables.
+
+:func:`~lrl.search.experiments.record_of` defines both returns.
+"""
 
 
 def gains(records: Records, task: str, rule: str) -> np.ndarray:
     """Return the returns of the language model minus those of random search with the same seeds, ``(seed,)``.
 
-    Seeds that only one of them has finished are left out.
+    Seeds for which only one of the two runs has finished are left out.
 
     Args:
         records: records of all planned runs.
         task: name of the task.
-        rule: ``best_iteration`` or ``fresh``.
+        rule: key of :data:`RULES`.
     """
     differences = []
     for run, record in records.items():
@@ -36,9 +41,10 @@ def gains(records: Records, task: str, rule: str) -> np.ndarray:
 
 
 def is_better(differences: np.ndarray) -> bool:
-    """Return whether the interval of differences ``(seed,)`` is above 0, or each of three or four differences.
+    """Return whether differences of returns, ``(seed,)``, count as an improvement.
 
-    One or two differences are never sufficient.
+    With five or more seeds the lower end of the 95% bootstrap interval of the mean must be above 0. With three or four
+    seeds every difference must be positive. Fewer seeds are never sufficient.
     """
     if len(differences) < 3:
         return False
@@ -47,11 +53,12 @@ def is_better(differences: np.ndarray) -> bool:
 
 
 def gains_table(records: Records) -> str:
-    """Return a Markdown table with a row per task that both have played, and the number of tasks with a gain.
+    """Return a table of the gains of the language model over random search, and the number of tasks with a gain.
 
-    A cell contains the mean difference with its 95% bootstrap interval over seeds, or the differences of fewer than
-    five seeds. A task on which most proposals of a seed were random, because no reply was usable, counts as one without
-    a gain. Tasks that the model cannot play are left out. The text is empty if both have played no task.
+    The Markdown table has a row for each task on which both have finished a run with the same seed. A cell contains the
+    mean of :func:`gains` with its 95% bootstrap interval over seeds, or the difference of each seed if there are fewer
+    than five. A task counts as one without a gain if most proposals of the model were random on a seed, because no
+    reply was usable. Tasks that the model cannot play are left out. The text is empty if no task is left.
     """
     rows, better = list[list[str]](), dict.fromkeys(RULES, 0)
     for task in _names(records, "task"):
@@ -80,40 +87,40 @@ def _gain_cell(differences: np.ndarray) -> str:
 
 
 _PUBLISHED = {"best_iteration": ("props", "props_plus"), "fresh": ("props", "props_plus", "ppo", "best_baseline")}
-"""Published figures in the table of a rule; those of baselines are probably values at the end of training."""
+"""Published figures in the table of each rule. Those of baselines are probably returns at the end of training."""
 _PUBLISHED_HEADS = {"props": "ProPS", "props_plus": "ProPS+", "ppo": "PPO", "best_baseline": "best baseline"}
 _PUBLISHED_RULES = (
-    "How the published figures were made is not stated where we could read it. That those of ProPS and ProPS+ are "
-    "means over repeats of the best iteration, and those of the baselines values at the end of training, is inferred."
+    "The sources that we could read do not state how the published figures were computed. We assume that those of "
+    "ProPS and ProPS+ are the return of the best iteration, as a mean over repeated runs, and those of the baselines "
+    "are returns at the end of training."
 )
-RULES = {"best_iteration": "best iteration", "fresh": "chosen policy on fresh episodes"}
-"""Titles of the two figures of a search by their name in a record."""
 _NETWORK_RULES = (
     "the best iteration is the best mean of as many consecutive training episodes as a proposal has, in blocks that do "
-    "not overlap; the policy samples its actions and is updated meanwhile. The chosen policy is the last one, which "
-    "does not sample."
+    "not overlap. During training the policy samples its actions and is updated. The chosen policy is the last one, "
+    "and it does not sample its actions."
 )
 _RANDOM = "random replies"
-"""Cell of a language model of which most proposals were random."""
+"""Text of a cell if most proposals of the language model were random."""
 _RANDOM_COUNTS = {
     "warmup": "Proposals that were random because they were the first, or because all earlier returns were the same",
     "failed": "Proposals that were random because no reply was usable",
 }
 """Descriptions of the counts in the record of a language model."""
 _FEW = 0.02
-"""Share of random proposals at the beginning of a search that is not reported."""
+"""Share of random proposals at the beginning of searches up to which :func:`random_text` does not report them."""
 _YARDSTICKS = (
-    "nothing: all parameters zero, or always the first action. random: the best of 400 random policies, as the "
-    "original plays them. ceiling: what no policy exceeds, or about what good ones reach. budget: what ended a search "
-    "or the training of a network."
+    "nothing: return if all parameters are zero, or the action is always the first. random: largest return among 400 "
+    "random policies, whose actions are not clipped, as in the original. ceiling: upper bound of the return, or "
+    "approximate return of good policies. budget: number of episodes or environment steps after which a search or the "
+    "training of a network ended."
 )
 
 
 def search_tables(records: Records) -> str:
-    """Return all Markdown tables: both rules, budgets, the number of tasks that reach ProPS, and unfinished runs."""
-    heading = "mean ± standard deviation over seeds, single values of fewer than five"
+    """Return all Markdown tables, with notes: returns by both rules, budgets, comparisons, and unfinished runs."""
+    heading = "mean ± standard deviation over seeds, or mean and value of each seed for fewer than five seeds"
     parts = [f"{title.capitalize()}, {heading}:\n\n{rule_table(records, rule)}" for rule, title in RULES.items()]
-    parts += [_PUBLISHED_RULES, _YARDSTICKS, f"Episodes / env steps of a seed, mean:\n\n{budget_table(records)}"]
+    parts += [_PUBLISHED_RULES, _YARDSTICKS, f"Episodes / env steps, mean over seeds:\n\n{budget_table(records)}"]
     networks = [method for method in _names(records, "method") if method in NETWORKS]
     if networks:
         parts.append(f"Of {' and '.join(networks)}, {_NETWORK_RULES}")
@@ -129,8 +136,8 @@ def rule_table(records: Records, rule: str) -> str:
 
     The table of best iterations does not contain published baselines, which are probably values at the end of training.
 
-    A cell contains the mean and standard deviation over seeds, or the values of fewer than five seeds, followed by
-    ``n/m`` if only n of m planned seeds have finished.
+    A cell contains the mean and standard deviation over seeds, or the mean and the value of each seed if there are
+    fewer than five, followed by ``n/m`` if only n of m planned seeds have finished.
 
     Args:
         records: records of all planned runs.
@@ -164,7 +171,10 @@ def _cell(records: Records, task: str, method: str, rule: str) -> str:
 
 
 def _lost(planned: Sequence[dict[str, Any] | None]) -> str:
-    """Return why one of the records of a method on a task means that the method has no figures; empty if none does."""
+    """Return why a method has no return on a task, for a cell of a table; empty if it has one.
+
+    The reason is that the method cannot play the task, or that most of its proposals were random with some seed.
+    """
     found = [record for record in planned if record is not None]
     if any(UNPLAYABLE in record for record in found):
         return UNPLAYABLE
@@ -172,12 +182,15 @@ def _lost(planned: Sequence[dict[str, Any] | None]) -> str:
 
 
 def _played(records: Records, task: str, method: str) -> list[dict[str, Any]]:
-    """Return the records with figures."""
+    """Return the records of the runs that have finished, unless the method cannot play the task."""
     return [record for record in _of(records, task, method) if record is not None and UNPLAYABLE not in record]
 
 
 def _budget(records: Records, task: str) -> str:
-    """Return the number of episodes or steps after which the runs of a task ended, with the methods that differ."""
+    """Return the number of episodes or steps after which the runs of a task ended.
+
+    Numbers that differ from that of the first method are listed together with their methods.
+    """
     ended: dict[str, list[str]] = {}
     for method in _names(records, "method"):
         played = _played(records, task, method)
@@ -192,15 +205,15 @@ def _budget(records: Records, task: str) -> str:
 
 
 def _mean_budget(played: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Return the mean numbers of episodes and of environment steps of at least one record."""
+    """Return the mean numbers of episodes and of environment steps over one or more records."""
     episodes, env_steps = np.mean([[record["episodes"], record["env_steps"]] for record in played], axis=0)
     return float(episodes), float(env_steps)
 
 
 def budget_table(records: Records) -> str:
-    """Return a Markdown table of episodes and environment steps of each method, means over seeds.
+    """Return a Markdown table of the mean numbers of episodes and environment steps per seed, for each method.
 
-    They do not include the fresh episodes of the chosen policy.
+    The numbers do not include the fresh episodes of the chosen policy.
     """
     methods, rows = _names(records, "method"), []
     for task in _names(records, "task"):
@@ -212,7 +225,7 @@ def budget_table(records: Records) -> str:
 
 
 def reached_text(records: Records, rule: str) -> str:
-    """Return a sentence with the number of tasks on which each method reaches the published ProPS and ProPS+.
+    """Return a sentence with the number of tasks on which each method reaches the published ProPS and ProPS+ returns.
 
     Methods that have finished no task are left out. Means are rounded to two decimals, like the published figures. The
     last count is the number of tasks on which at least one search reaches them, among the tasks that all have finished.
@@ -233,7 +246,7 @@ def reached_text(records: Records, rule: str) -> str:
 
 
 def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> float | None:
-    """Return the highest mean over seeds among methods; None if one of them has not finished.
+    """Return the highest mean return over seeds among methods; None if one of them has not finished.
 
     The mean of a method that cannot play the task, or whose proposals were mostly random, is minus infinity.
     """
@@ -251,7 +264,7 @@ def _best(records: Records, task: str, methods: Sequence[str], rule: str) -> flo
 def random_text(records: Records) -> str:
     """Return a sentence for each kind of random proposals of a language model, with their share by task.
 
-    It is empty if there are none, or only a few at the beginning of searches.
+    The text is empty if there are none, or only a few at the beginning of searches.
     """
     sentences = []
     for name, title in _RANDOM_COUNTS.items():
@@ -293,7 +306,7 @@ def _names(records: Records, part: str) -> Sequence[str]:
 
 
 def _number(value: float | None) -> str:
-    """Return a figure with about three digits; empty if it is None."""
+    """Return a number with about three digits as text; empty if it is None."""
     if value is None:
         return ""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -102,5 +102,5 @@ def test_responses_of_a_chat_model_with_vllm_do_not_depend_on_the_batch(tiny_mod
 
 def test_a_missing_vllm_raises_one_sentence(tiny_model, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ValueError, match=r"use_vllm needs the package vllm.*install the extra, 'lrl\[vllm\]'"):
+    with pytest.raises(ValueError, match=r"VLLMGenerator .* needs the package vllm.*; run pip install 'lrl\[vllm\]'"):
         VLLMGenerator(LanguageModelConfig(name=tiny_model))

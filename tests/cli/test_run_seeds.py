@@ -62,7 +62,7 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("state", [{"config": "other.yaml"}, {"log": "collection 3/45"}])
 def test_other_and_unfinished_runs_raise_and_are_not_removed(tmp_path, state):
     run = finished(tmp_path, 1, **state)
-    with pytest.raises(ValueError, match="has not finished or has another command; remove it"):
+    with pytest.raises(ValueError, match="has not finished or was made by another command; remove it"):
         run_seeds(config="some.yaml", folder=tmp_path, count=2)
     assert (run / "run.log").exists()
 

@@ -192,7 +192,7 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
         ("--policy random --invalid_retries 3", "but a RandomActor writes no responses that could be invalid"),
         ('--model a --vllm_options {"seed":1}', "--vllm_options is given without --use_vllm"),
         ("--model a --use_vllm --choose", "--use_vllm is given with --choose"),
-        ("--model assets/tiny-lm --use_vllm", "use_vllm needs the package vllm, which cannot be imported"),
+        ("--model assets/tiny-lm --use_vllm", "--use_vllm) needs the package vllm, which cannot be imported"),
     ],
 )
 def test_a_mistake_is_one_sentence(line, said, capsys, monkeypatch):

@@ -233,7 +233,7 @@ def test_an_interrupted_collection_keeps_the_episodes_that_have_ended(datasets, 
 
     with pytest.raises(KeyboardInterrupt):
         gather(policy="random", episodes=7, num_envs=3, on_episode=stop)
-    assert "5 episodes of what was played can be read as the data set 'lrl/test-unfinished-v0', in " in caplog.text
+    assert "5 episodes already collected can be read as the data set 'lrl/test-unfinished-v0', in " in caplog.text
     assert not (datasets / "lrl" / "test-v0").exists() and not list(datasets.glob(".unfinished-*"))
     whole, kept = rows_of("lrl/whole-v0"), rows_of("lrl/test-unfinished-v0")
     assert len(kept) == 5 and all(episode in whole for episode in kept)
@@ -251,7 +251,7 @@ def test_a_disk_that_fills_up_while_playing_loses_no_episode_that_was_written(da
             ValueError, match="^dataset_id is 'lrl/test-v0', which cannot be written to .*: No space left on device;"
         ) as raised:
             gather(policy="random", episodes=6)
-    assert f"; {episodes} episodes of what was played can be read as the data set 'lrl/test-unf" in str(raised.value)
+    assert f"; {episodes} episodes already collected can be read as the data set 'lrl/test-unf" in str(raised.value)
     assert rows_of("lrl/test-unfinished-v0") == rows_of("lrl/whole-v0")[:episodes]
     assert minari.load_dataset("lrl/test-unfinished-v0").total_steps == sum(
         len(actions) for _, actions in rows_of("lrl/whole-v0")[:episodes]
@@ -281,10 +281,10 @@ def test_a_disk_that_is_full_at_the_end_leaves_readable_parts_and_says_where(dat
     monkeypatch.setattr(writer_module, "_CHUNK", 2)
     gather(policy="random", episodes=5, dataset_id="lrl/whole-v0")
     monkeypatch.setattr(h5py.File, "copy", full_disk)
-    with pytest.raises(ValueError, match="No space left on device.*; 5 episodes of what was played can be") as raised:
+    with pytest.raises(ValueError, match="No space left on device.*; 5 episodes already collected can be") as raised:
         gather(policy="random", episodes=5)
     (folder,) = datasets.glob(".unfinished-*")
-    assert f"read as the data sets of minari.MinariDataset in {folder}/part-*" in str(raised.value)
+    assert f"read as the data sets {folder}/part-*, with minari.MinariDataset(path)" in str(raised.value)
     parts = [minari.MinariDataset(path) for path in sorted(folder.iterdir())]
     rows = [(e.observations.tolist(), e.actions.tolist()) for part in parts for e in part]
     assert rows == rows_of("lrl/whole-v0")
@@ -306,7 +306,7 @@ def test_a_command_that_a_signal_ends_keeps_what_was_played(datasets, caplog, mo
             collect_script.main("lrl collect", words)
     finally:
         signal.signal(signal.SIGINT, interrupt)
-    assert len(rows_of("lrl/test-unfinished-v0")) == 3 and "3 episodes of what was played can be" in caplog.text
+    assert len(rows_of("lrl/test-unfinished-v0")) == 3 and "3 episodes already collected can be" in caplog.text
     assert signal.getsignal(signal.SIGTERM) is former
 
 

@@ -339,7 +339,7 @@ def test_a_space_that_changes_between_episodes_raises(odd):
 
 def test_copies_with_different_spaces_raise(odd):
     ChangingSpace.made = 0
-    with pytest.raises(ValueError, match="whose copies have different spaces"):
+    with pytest.raises(ValueError, match="env.id is .*, whose copies have different spaces"):
         play(odd(ChangingSpace), text=False)
 
 

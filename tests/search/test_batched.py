@@ -88,7 +88,7 @@ def test_a_masked_reset_leaves_the_other_copies_alone():
     assert (after[[0, 2]] == before[[0, 2]]).all() and after[1, 1:3].tolist() == [400, 300]
     alone, _ = gym.make_vec("lrl/Pong-v0", num_envs=1).reset(seed=8)
     assert after[1].tolist() == alone[0].tolist()
-    with pytest.raises(ValueError, match="seed is a list of 2 numbers; there must be one for each of 3."):
+    with pytest.raises(ValueError, match="seed is a list of 2 numbers; there must be one for each of 3 environments."):
         many.reset(seed=[1, 2])
 
 
