@@ -14,6 +14,7 @@ import gymnasium as gym
 import yaml
 
 from lrl.codecs.babyai import BabyAICodec
+from lrl.codecs.boards import PlainBoardCodec
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat, Range
 from lrl.codecs.spaces import EnvironmentMetadata, Quantity, SpaceCodec
@@ -23,6 +24,8 @@ _CODECS: dict[str, Callable[[gym.Env], TextCodec]] = {
     "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": lambda env: FrozenLakeCodec(is_slippery(env)),
     "gymnasium.envs.toy_text.taxi:TaxiEnv": lambda env: TaxiCodec(),
     "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": lambda env: CliffWalkingCodec(),
+    "lrl.envs.boards:RagenLakeEnv": lambda env: PlainBoardCodec("frozen_lake", is_slippery=env.is_slippery),  # pyright: ignore[reportAttributeAccessIssue]
+    "lrl.envs.boards:SokobanEnv": lambda env: PlainBoardCodec("sokoban"),
     "minigrid.minigrid_env:MiniGridEnv": lambda env: BabyAICodec(has_expert=hasattr(env, "expert_action")),
 }
 """Codec constructors by the ``module:class`` of the native environment. Names avoid importing the environments."""

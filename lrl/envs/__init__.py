@@ -31,6 +31,16 @@ for _name, _kind, _limit, _threshold in (
         reward_threshold=_threshold,
     )
 
+for _name, _kind, _arguments, _limit in (
+    ("RagenFrozenLake", "RagenLake", {}, 25),
+    ("RagenFrozenLakeSlippery", "RagenLake", {"is_slippery": True}, 25),
+    ("Sokoban1Box", "Sokoban", {}, 10),
+    ("Sokoban2Boxes", "Sokoban", {"num_boxes": 2}, 10),
+):
+    gym.register(
+        id=f"lrl/{_name}-v0", entry_point=f"lrl.envs.boards:{_kind}Env", max_episode_steps=_limit, kwargs=_arguments
+    )
+
 _MIXED = ("goto", "pickup", "open", "putnext", "pickup_seq_goto")
 
 for _name, _tasks, _split in (

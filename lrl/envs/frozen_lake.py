@@ -44,9 +44,16 @@ def named_map(name: str) -> Desc:
     return tuple(MAPS[name])
 
 
-def transition_table(desc: Desc, is_slippery: bool = True) -> TransitionTable:
-    """Return the transition table of FrozenLake on a map."""
-    return TransitionTable.from_gymnasium(FrozenLakeEnv(desc=list(desc), is_slippery=is_slippery).P)
+def transition_table(desc: Desc, is_slippery: bool = True, success_rate: float = 1 / 3) -> TransitionTable:
+    """Return the transition table of FrozenLake on a map.
+
+    Args:
+        desc: the map.
+        is_slippery: whether moves can slip to the sides.
+        success_rate: probability that a move on slippery ice has the chosen direction.
+    """
+    lake = FrozenLakeEnv(desc=list(desc), is_slippery=is_slippery, success_rate=success_rate)
+    return TransitionTable.from_gymnasium(lake.P)
 
 
 def map_split(desc: Desc) -> Literal["train", "test"]:
