@@ -3,6 +3,7 @@
 python scripts/results.py keep grpo --title "GRPO from Q-values" --metric val/exact_success runs/frozen_lake/grpo/*
 python scripts/results.py write        (tables, assets/figures.ipynb and assets/pictures from assets/results)
 python scripts/results.py check        (fails where `write` would change a page or the notebook)
+python scripts/results.py boards       (exact success of a random and of an optimal policy on RAGEN's boards)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lrl.evaluation.report import read_result, result_text
 from lrl.evaluation.statistics import check_bounds, with_earlier_runs
 from lrl.files import write_whole
 from lrl.ranges import PositiveInt
+from results.boards import boards
 from results.documentation import documentation_pages, fill_tables, filled_notebook
 from results.summaries import draw_picture, final_values, kept_results, pictures, summarise
 
@@ -129,16 +131,16 @@ def _filled() -> dict[Path, str]:
 
 
 def main(prog: str, words: Sequence[str]) -> None:
-    """Run ``keep``, ``write`` or ``check``.
+    """Run ``keep``, ``write``, ``check`` or ``boards``.
 
     Args:
         prog: Name of the program.
         words: The name of the action, and its options.
     """
-    actions = {"keep": keep, "write": write, "check": check}
+    actions = {"keep": keep, "write": write, "check": check, "boards": boards}
     if words and words[0] in actions:
         command(actions[words[0]])(f"{prog} {words[0]}", words[1:])
     elif words and words[0] in ("-h", "--help"):
         print(__doc__)
     else:
-        sys.exit(f"{prog}: the first word must be keep, write or check")
+        sys.exit(f"{prog}: the first word must be keep, write, check or boards")

@@ -11,6 +11,7 @@ kinds are:
 - ``credit NAME TOKENS [averaged]``: estimated advantages compared with exact ones, with a number of tokens per turn.
 - ``environments NAME [FIGURE]``, ``baselines`` and ``text_cost``: results of policies in several environments, and the
   cost of text in environments.
+- ``boards NAME``: exact success of a random and of an optimal policy on RAGEN's boards, and published figures.
 - ``rephrased NAME``: success rates of trained policies on rephrased prompts.
 - ``search NAME RULE``: results of ``lrl search_table --json`` by the rule ``best_iteration`` or ``fresh``.
 - ``search_budget NAME``: episodes and environment steps of these searches.
@@ -41,6 +42,7 @@ from lrl.search.experiments import UNPLAYABLE, Records, report_records
 from lrl.search.synthetic_comparison import synthetic_table
 from lrl.search.tables import RULES, budget_table, gains_table, random_text, reached_text, rule_table, unfinished_text
 from lrl.search.tasks import NETWORKS, TASKS
+from results.boards import boards_table
 from results.credit_truth import credit_table
 from results.summaries import baselines_table, figure_text, learning_table, minutes_text, pictures, seeds_text
 
@@ -50,6 +52,7 @@ Results = Mapping[str, dict[str, Any]]
 _TABLE = re.compile(r"<!-- table: ([^>]*?) -->\n(.*?)<!-- end table -->", re.DOTALL)
 _ENVIRONMENTS = {
     "babyai": "BabyAI-Text",
+    "boards": "FrozenLake and Sokoban",
     "cartpole": "CartPole",
     "frozen_lake": "FrozenLake",
     "half_cheetah": "HalfCheetah",
@@ -315,6 +318,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
         {name: _named(f"baselines_{name}", results) for name in ("random", "constant")}
     ),
     "text_cost": _text_cost,
+    "boards": lambda words, results, _: boards_table(_named(words[0], results)),
     "rephrased": lambda words, results, _: rephrased_table(_named(words[0], results)["rephrased"]),
     "search": _search,
     "search_budget": lambda words, results, _: budget_table(_searched(words[0], results)),

@@ -6,16 +6,16 @@ from collections import deque
 import numpy as np
 import pytest
 from gymnasium.utils import seeding
+from results.boards import HORIZONS, exact_success
 
 from lrl.codecs.boards import BOARDS, RagenBoardCodec
 from lrl.envs.boards import Room, SokobanEnv, sample_lake, sample_room, solve
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.tabular import optimal_success, success_probability
+from lrl.envs.tabular import optimal_success
 
 LAKES = ["lrl/RagenFrozenLake-v0", "lrl/RagenFrozenLakeSlippery-v0"]
 SOKOBAN = ["lrl/Sokoban1Box-v0", "lrl/Sokoban2Boxes-v0"]
 MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
-HORIZONS = {LAKES[0]: 25, LAKES[1]: 25, SOKOBAN[0]: 10, SOKOBAN[1]: 10}
 CORRIDOR = Room(size=6, floor=0b111100 << 5, targets=1 << 10, boxes=1 << 8, player=7)
 """The player, a box, a free cell and a target in one row of four cells."""
 
@@ -58,8 +58,8 @@ def check_rooms(num_boxes, seeds):
         assert set(rows[0] + rows[-1] + "".join(line[0] + line[-1] for line in rows)) == {"#"}
         solution = solve(env.room)
         assert solution.length == shortest_solution(rows) > 0
-        assert optimal_success(solution.table(), solution.length) == 1.0
-        assert optimal_success(solution.table(), solution.length - 1) == 0.0
+        within = exact_success(solution.table(), 0, range(1, solution.length + 1))[:, 1]
+        assert within.tolist() == [0.0] * (solution.length - 1) + [1.0]
 
 
 @pytest.mark.parametrize("num_boxes", [1, 2])
@@ -190,7 +190,7 @@ def test_episodes_end_at_the_published_limit(id):
         while not ends or not any(ends[-1]):
             ends.append(env.step(0)[2:4])
         if ends[-1] == (False, True):
-            assert len(ends) == HORIZONS[id]
+            assert len(ends) == HORIZONS[id][0] == (25 if id in LAKES else 10)
             return
     raise AssertionError("no episode reached the limit")
 
@@ -199,20 +199,18 @@ def test_episodes_end_at_the_published_limit(id):
 def test_the_expert_reaches_the_optimum_and_a_random_policy_its_exact_success(id):
     num_boards = 40
     env = GymnasiumEnvs(id).make_native()
-    optimum, random = [], []
+    exact = []
     for seed in range(10_000, 10_000 + num_boards):
         env.reset(seed=seed)
         native = env.unwrapped
-        is_lake = id in LAKES
-        table, start = (native.table, native.start) if is_lake else (solve(native.room).table(), 0)
-        optimum.append(optimal_success(table, HORIZONS[id], start))
-        uniform = np.full((table.num_states, 4), 0.25)
-        random.append(success_probability(table, uniform, HORIZONS[id], start))
+        table, start = (native.table, native.start) if id in LAKES else (solve(native.room).table(), 0)
+        exact.append(exact_success(table, start, HORIZONS[id][:1])[0])
+    random, optimum = np.mean(exact, axis=0)
     expert = play(id, num_boards, lambda native, rng: native.expert_action())
     chance = play(id, num_boards, lambda native, rng: int(rng.integers(4)))
-    assert abs(expert.mean() - np.mean(optimum)) < (0.15 if "Slippery" in id else 1e-9)
-    assert abs(chance.mean() - np.mean(random)) < 0.25
-    assert np.mean(random) < np.mean(optimum)
+    assert abs(expert.mean() - optimum) < (0.15 if "Slippery" in id else 1e-9)
+    assert abs(chance.mean() - random) < 0.25
+    assert random < optimum
 
 
 def play(id, num_boards, choose):
