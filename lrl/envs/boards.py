@@ -22,6 +22,7 @@ Departures from the original:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from lrl.envs.frozen_lake import transition_table as lake_table
 from lrl.envs.tabular import TransitionTable, optimal_q
 
 
-class BoardEnv(gym.Env):
+class BoardEnv(gym.Env, ABC):
     """Abstract base class of environments whose observation is a one-hot board, see :mod:`lrl.codecs.boards`.
 
     ``info["success"]`` is whether the board is solved.
@@ -66,9 +67,9 @@ class BoardEnv(gym.Env):
             observation[cell] = self._one_hot[kind]
         return observation.reshape(self.size, self.size, -1)
 
+    @abstractmethod
     def observation(self) -> np.ndarray:
         """Return the current observation, uint8 ``(row, column, kind)``."""
-        raise NotImplementedError
 
     def render(self) -> str | None:
         """Return the symbols of all cells, one line per row."""

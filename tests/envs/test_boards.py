@@ -8,10 +8,17 @@ import pytest
 from gymnasium.utils import seeding
 from results.boards import HORIZONS, exact_success
 
-from lrl.codecs.boards import BOARDS, RagenBoardCodec
+from lrl.codecs.boards import BOARDS, PlainBoardCodec, RagenBoardCodec
+from lrl.data.minari import MinariDemonstrations
+from lrl.data.minari_writer import collect
 from lrl.envs.boards import Room, SokobanEnv, sample_lake, sample_room, solve
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.tabular import optimal_success
+from lrl.evaluation.load import load_baseline
+from lrl.lm.config import LanguageModelConfig
+from lrl.policies.text import TextPolicy
+from lrl.prompts import PromptTemplate
+from lrl.types import SamplingConfig
 
 LAKES = ["lrl/RagenFrozenLake-v0", "lrl/RagenFrozenLakeSlippery-v0"]
 SOKOBAN = ["lrl/Sokoban1Box-v0", "lrl/Sokoban2Boxes-v0"]
@@ -281,3 +288,22 @@ def test_invalid_settings_raise():
     ):
         with pytest.raises(ValueError, match=match):
             GymnasiumEnvs(id, kwargs=kwargs).make_native()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [PlainBoardCodec("sokoban"), RagenBoardCodec("sokoban")])
+def test_episodes_of_the_solver_are_demonstrations_for_text_policies(codec, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = GymnasiumEnvs(SOKOBAN[0], codec=codec)
+    solver = load_baseline("expert", env).policy
+    collect(solver, env, "lrl/solver-v0", 4, 3, 2, name="expert", commit="")
+    policy = TextPolicy(LanguageModelConfig(), PromptTemplate(response_format="direct"), SamplingConfig())
+    policy.configure()
+    policy.connect(codec)
+    source = MinariDemonstrations("lrl/solver-v0", split="all")
+    source.validate(env)
+    turns = source.load(codec, policy)
+    assert {turn.response for turn in turns} <= set(codec.action_texts)
+    native = env.make_native()
+    shown, _ = native.reset(seed=3)
+    assert codec.observation_to_text(shown) in [turn.observation for turn in turns]
