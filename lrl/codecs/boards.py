@@ -82,6 +82,9 @@ class BoardCodec(NamedActionsCodec):
 
     has_expert = True
 
+    _column: int
+    """Column of :attr:`Board.kinds` with the symbols of the format."""
+
     def __init__(self, board: BoardName, is_slippery: bool = False) -> None:
         if board not in BOARDS:
             raise ValueError(f"codec.board is {board!r}; it must be one of {', '.join(BOARDS)}.")
@@ -93,9 +96,6 @@ class BoardCodec(NamedActionsCodec):
         self._by_lower_case = {name.lower(): name for name in self._actions}
         self._symbols = [kind[self._column] for kind in self.board.kinds]
         self._kind_of = {symbol: index for index, symbol in enumerate(self._symbols)}
-
-    _column: int
-    """Column of :attr:`Board.kinds` with the symbols of the format."""
 
     @abstractmethod
     def _action_names(self) -> tuple[str, ...]:
@@ -120,6 +120,18 @@ class BoardCodec(NamedActionsCodec):
             expected = f"(rows, columns, {len(self._symbols)})"
             raise ValueError(f"the observation has shape {cells.shape}; it must have shape {expected}.")
         return cells.argmax(-1).tolist()
+
+    def _place(self, kinds: Sequence[Sequence[int]]) -> str:
+        """Return the row and column of the agent in words.
+
+        Raises:
+            ValueError: If the board contains no agent.
+        """
+        for kind in self.board.agent_kinds:
+            for row, cells in enumerate(kinds):
+                if kind in cells:
+                    return f"row {row} column {cells.index(kind)}"
+        raise ValueError("the observation contains no player; one cell must be of a kind with the player.")
 
     def _parse(self, lines: Sequence[str], text: str) -> np.ndarray:
         """Return the observation of lines of symbols, which is the inverse of :meth:`_kinds`.
@@ -154,7 +166,7 @@ class RagenBoardCodec(BoardCodec):
         symbols = ", ".join(f"{symbol}: {meaning}" for symbol, _, meaning in self.board.kinds)
         return (
             f"{self._task}\nThe meaning of each symbol in the state is:\n{symbols}\n"
-            f"Your available actions are:\n{', '.join(self._actions)}\n"
+            f"Your available actions are:\n{', '.join(self._actions)}\nYou take one action per turn."
         )
 
     def _action_names(self) -> tuple[str, ...]:
@@ -179,8 +191,8 @@ class RagenBoardCodec(BoardCodec):
         return super().text_to_action(named[0] if named else text)
 
     def summary(self, text: str) -> str:
-        """Return the first row of the board."""
-        return text.removeprefix(self._header).partition("\n")[0]
+        """Return the row and column of the agent."""
+        return self._place(self._kinds(self.text_to_observation(text)))
 
 
 @register
@@ -204,13 +216,8 @@ class PlainBoardCodec(BoardCodec):
 
     def observation_to_text(self, observation: Any, context: Any = None) -> str:
         """Write the row and column of the agent, and the letters of all cells."""
-        letters, agent, place, lines = self._symbols, self.board.agent_kinds, "", []
-        for row, kinds in enumerate(self._kinds(observation)):
-            for kind in agent:
-                if kind in kinds:
-                    place = f"row {row} column {kinds.index(kind)}"
-            lines.append(" ".join([letters[kind] for kind in kinds]))
-        return "\n".join([place, *lines])
+        letters, kinds = self._symbols, self._kinds(observation)
+        return "\n".join([self._place(kinds), *(" ".join([letters[kind] for kind in row]) for row in kinds)])
 
     def text_to_observation(self, text: str) -> np.ndarray:
         """Parse the letters below the first line.

@@ -32,6 +32,11 @@ def test_texts_of_sokoban_are_those_of_ragen_and_plain_ones():
     assert PlainBoardCodec("sokoban").observation_to_text(on_target) == "row 1 column 2\nW W W W\nW B Y W\nW W W W"
 
 
+@pytest.mark.parametrize("codec", [RagenBoardCodec("sokoban"), PlainBoardCodec("sokoban")])
+def test_the_summary_of_a_text_is_the_place_of_the_player(codec):
+    assert codec.summary(codec.observation_to_text(observation("sokoban", ROOM))) == "row 2 column 4"
+
+
 def test_texts_of_frozen_lake_are_those_of_ragen_and_plain_ones():
     seen = observation("frozen_lake", LAKE)
     assert RagenBoardCodec("frozen_lake").observation_to_text(seen) == "State:\n__O_\nP___\n_O__\n___G"
@@ -51,7 +56,7 @@ def test_descriptions_list_symbols_and_actions_as_ragen_does():
         "#: wall, _: empty, O: target, √: box on target, X: box, P: player, S: player on target",
         "Your available actions are:",
         "Up, Down, Left, Right",
-        "",
+        "You take one action per turn.",
     ]
     lake = RagenBoardCodec("frozen_lake", is_slippery=True).description
     assert "P: player, _: empty, O: hole, G: goal, X: player in hole, √: player on goal" in lake
@@ -101,6 +106,8 @@ def test_invalid_settings_and_texts_raise():
         PlainBoardCodec("sokoban", is_slippery=True)
     with pytest.raises(ValueError, match=r"shape \(4, 4, 6\); it must have shape \(rows, columns, 7\)"):
         PlainBoardCodec("sokoban").observation_to_text(np.zeros((4, 4, 6)))
+    with pytest.raises(ValueError, match="the observation contains no player"):
+        PlainBoardCodec("sokoban").observation_to_text(observation("sokoban", ["##", "#_"]))
     for text in ("State:\n##\n#", "State:\n##\n#?", "State:"):
         with pytest.raises(ValueError, match="must be a rectangle"):
             RagenBoardCodec("sokoban").text_to_observation(text)
