@@ -1,12 +1,14 @@
 """Tests of RAGEN's boards: their rules and distribution, exact optima, and playing them as text and natively."""
 
+import json
 import time
 from collections import deque
 
 import numpy as np
 import pytest
 from gymnasium.utils import seeding
-from results.boards import HORIZONS, exact_success
+from results.boards import HORIZONS, boards_table, exact_success
+from results.command import main
 
 from lrl.codecs.boards import BOARDS, PlainBoardCodec, RagenBoardCodec
 from lrl.data.minari import MinariDemonstrations
@@ -246,6 +248,19 @@ def test_the_expert_of_sokoban_adapts_to_other_actions_and_gives_up_dead_ends():
                 assert advised == 0
             if env.step(int(rng.integers(4)))[2]:
                 break
+
+
+def test_the_command_writes_exact_figures_in_the_order_of_the_table(tmp_path):
+    main("results.py", ["boards", "--num_boards", "3", "--json", str(tmp_path / "boards.json")])
+    result = json.loads((tmp_path / "boards.json").read_text())
+    assert [(row["env_id"], row["max_episode_steps"]) for row in result["boards"]] == [
+        (id, limit) for id in HORIZONS for limit in HORIZONS[id]
+    ]
+    assert all(0 <= row["random"] <= row["optimum"] <= 1 for row in result["boards"])
+    first = boards_table(result).splitlines()[2]
+    assert first.startswith("| `lrl/RagenFrozenLake-v0` | 25 | ") and first.endswith(
+        "| 0.17 | 0.39 | 0.93 | 0.90 | 0.90 |"
+    )
 
 
 def test_rendering_shows_ragens_symbols():
