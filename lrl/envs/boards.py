@@ -220,6 +220,8 @@ _PATTERNS = (
 _WALK_MOVES = ((1, 0), (0, 1), (-1, 0), (0, -1))
 _TURN = 0.35
 """Probability that the random walk samples a new direction before a step."""
+_MOST_STATES = 300_000
+"""Number of states after which the search for the initial state of a room ends."""
 _STORED, _BOX, _AGENT, _AGENT_ON_TARGET = 3, 4, 5, 6
 """Kinds of cells with a box or the player; 0 is a wall, 1 floor and 2 a target."""
 
@@ -320,7 +322,7 @@ def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
     # player, cell of the box of each target, boxes that have not been pulled as bits, changes, last box, depth left
     stack = [(room.player, tuple(targets), room.boxes, 0, -1, search_depth - 1)]
     explored = set()
-    while stack:
+    while stack and len(explored) < _MOST_STATES:
         player, boxes, fresh, changes, last, depth = stack.pop()
         occupied = _bits(boxes)
         state = (player, occupied, fresh)
