@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.types import History, PastTurn
@@ -139,8 +141,11 @@ class PromptTemplate:
     """Text that ends a response, such as ``</action>``; null selects that of the response format."""
     system: str | None = None
     """System message; null selects the codec's description and the format's instruction, ``""`` omits the message."""
-    history: int = 0
-    """Maximum number of past turns of the current episode in a prompt."""
+    history: int | Literal["all"] = 0
+    """Maximum number of past turns of the current episode in a prompt; ``all`` omits none."""
+    history_block: int = 1
+    """Number of oldest turns that leave the history together. With more than 1, most prompts of an episode begin with
+    the tokens of the prompt before them, which are then computed once (:mod:`lrl.lm.layouts`)."""
     examples: Sequence[PastTurn] = field(default_factory=tuple)
     """Few-shot examples, which precede the history."""
     num_examples: int = 0
@@ -152,8 +157,13 @@ class PromptTemplate:
 
     def __post_init__(self) -> None:
         get_response_format(self.response_format)
-        if self.history < 0:
-            raise ValueError(f"prompt.history is {self.history}; it must be 0 (no history) or more.")
+        if self.history != "all" and self.history < 0:
+            raise ValueError(f"prompt.history is {self.history}; it must be 0 (no history) or more, or all.")
+        if not 1 <= self.history_block <= max(1, self.max_past_turns):
+            raise ValueError(
+                f"prompt.history_block is {self.history_block}; it must be from 1 to prompt.history, which is "
+                f"{self.history}."
+            )
         if self.num_examples < 0:
             raise ValueError(f"prompt.num_examples is {self.num_examples}; it must be 0 (none) or more.")
         if self.examples_from is not None and not self.num_examples:
@@ -165,6 +175,11 @@ class PromptTemplate:
             )
         if self.hide_invalid_in_context and not self.history:
             warnings.warn("prompt.hide_invalid_in_context is ignored: prompt.history is 0.", stacklevel=2)
+
+    @property
+    def max_past_turns(self) -> int:
+        """Maximum number of past turns in a prompt."""
+        return sys.maxsize if self.history == "all" else self.history
 
     def system_text(self, codec: TextCodec) -> str:
         """Return the content of the system message."""
@@ -203,8 +218,9 @@ class PromptTemplate:
         return self.truncate_history((*history, self._past_turn(codec, observation, response)))
 
     def truncate_history(self, history: History) -> History:
-        """Return the last turns of ``history`` that a prompt contains."""
-        return history[max(0, len(history) - self.history) :]
+        """Return the last turns of ``history`` that a prompt contains: ``prompt.history``, or up to a block fewer."""
+        blocks = -(-max(0, len(history) - self.max_past_turns) // self.history_block)
+        return history[blocks * self.history_block :]
 
     def _past_turn(self, codec: TextCodec, observation: str, response: str) -> PastTurn:
         if self.hide_invalid_in_context:

@@ -182,8 +182,8 @@ MEMORY = [(), (PastTurn("0", "UP"),), (), (PastTurn("0 1 2 3 0 1", "LEFT"),), (P
 """Histories that give the prompts four different lengths; two prompts are equal."""
 TEXTS = ["0 1", "2 0 1 3 UP", "2", "0 1", "S F H G S F H G", "UP DOWN"]
 PATHS = {
-    "one_token": ({}, {"share_prompts": False}, {"pack_tokens": 60}, {"length_groups": 2}),
-    "sentences": ({}, {"share_prompts": False}, {"length_groups": 2}),
+    "one_token": ({}, {"share_prompts": False}, {"pack_tokens": 60}),
+    "sentences": ({}, {"share_prompts": False}, {"pack_tokens": 60}),
     "text": ({}, {"share_prompts": False}, {"pack_tokens": 60}, {"recompute_logprobs": True}),
     "head": ({},),
 }

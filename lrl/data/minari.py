@@ -123,7 +123,6 @@ class TextTurns(MinariTurns):
     def _demonstrate(self, episode: StoredEpisode, steps: list[int], key: tuple[int, ...]) -> list[Demonstration]:
         codec, policy, num_steps = self._codec, self._policy, len(episode.actions)
         assert policy.prompt is not None
-        history = policy.prompt.history
         random_bits = counter_hash("demonstration", *key, np.arange(num_steps)).tolist()
         texts = [codec.observation_to_text(observation, episode.context) for observation in episode.observations]
         action_texts = [
@@ -140,7 +139,7 @@ class TextTurns(MinariTurns):
             Demonstration(
                 turns[step].observation,
                 advised.get(step, turns[step].response),
-                tuple(turns[max(0, step - history) : step]),
+                tuple(policy.prompt.truncate_history(tuple(turns[:step]))),
             )
             for step in steps
         ]

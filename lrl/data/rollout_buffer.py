@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from lrl.data.run_data import MinibatchLoader, RunDataModule, ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
 from lrl.functional.random import permutation
+from lrl.lm.layouts import sorted_paths
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Rollout, TurnBatch
@@ -185,14 +186,20 @@ class RolloutDataModule(RunDataModule):
         return sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
 
     def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
-        """Return the shuffled order of turns, int64 ``(turn,)``, in which turns with equal prompts are adjacent."""
+        """Return the shuffled order of turns, int64 ``(turn,)``.
+
+        Turns with equal prompts are adjacent, and so are those whose prompts continue the same first prompt, as the
+        turns of an episode with history do. These are in lexicographic order.
+        """
         shuffled = torch.from_numpy(permutation(len(batch), "minibatch", self.seed, self.collection, epoch))
         if "prompt_ids" not in batch.inputs:
             return shuffled
-        prompts = batch.inputs["prompt_ids"].cpu()[shuffled]
-        _, cluster = torch.unique(prompts, dim=0, return_inverse=True)
-        place = torch.from_numpy(permutation(int(cluster.max()) + 1, "cluster", self.seed, self.collection, epoch))
-        return shuffled[torch.argsort(place[cluster], stable=True)]
+        prompts, mask = (batch.inputs[name].cpu()[shuffled] for name in ("prompt_ids", "prompt_mask"))
+        paths, path_of, shared = sorted_paths(torch.where(mask, prompts, -1))
+        cluster = _clusters((paths >= 0).sum(1).tolist(), shared.tolist())
+        place = torch.from_numpy(permutation(cluster[-1] + 1, "cluster", self.seed, self.collection, epoch))
+        order = place[torch.tensor(cluster)[path_of]] * len(paths) + path_of
+        return shuffled[torch.argsort(order, stable=True)]
 
     def train_dataloader(self) -> MinibatchLoader:
         """Return a loader of the minibatches, in order."""
@@ -234,3 +241,20 @@ class RolloutDataModule(RunDataModule):
         if "batches" in state_dict and fits:
             self._hold(TurnBatch(**value_of_this_rank(state_dict["batches"])))
             self.trained_minibatches = int(state_dict["trained_minibatches"])
+
+
+def _clusters(sizes: Sequence[int], shared: Sequence[int]) -> list[int]:
+    """Return the cluster of each prompt: prompts that begin with the whole first prompt of a cluster belong to it.
+
+    Args:
+        sizes: tokens of each prompt, in lexicographic order.
+        shared: tokens that each prompt shares with the one before it.
+    """
+    clusters, first, common = list[int](), 0, 0
+    for size, equal in zip(sizes, shared, strict=True):
+        common = min(common, equal)
+        begins = not clusters or common < first
+        clusters.append(clusters[-1] + begins if clusters else 0)
+        if begins:
+            first, common = size, size
+    return clusters

@@ -79,6 +79,9 @@ class LanguageModelConfig:
     state_cache_mb: NonNegativeInt | None = 512
     """Size in MiB of the cache for states below the lowest adapter (``lora.last_layers``), which do not change in
     training; the least recently used are evicted. null disables the cache and computes all layers in every pass."""
+    prompt_cache_mb: NonNegativeInt = 1024
+    """Largest size in MiB of the KV cache that is kept from turn to turn, if ``prompt.history`` is set: the prompt of
+    the next turn continues it where it begins with the tokens of this one. A larger cache is computed again."""
     gradient_checkpointing: bool = False
     """Trade compute for activation memory."""
     liger_kernels: bool = False

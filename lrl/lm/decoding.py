@@ -17,10 +17,10 @@ from torch import Tensor
 from lrl.functional.distributions import tempered
 from lrl.lm.attention import compute_dtype
 from lrl.lm.forward import logits_of, without_gradient
-from lrl.lm.layouts import TEXTS_PER_ROW, Turns, additive_mask, lay_out, pad_prompts
+from lrl.lm.layouts import Turns, additive_mask, lay_out, pad_prompts
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.lm.model import LanguageModel
-from lrl.lm.prefill import distinct_prompts, prefill
+from lrl.lm.prefill import KeptPrompts, distinct_prompts, prefill
 from lrl.types import SamplingConfig
 
 # The interface between a policy that responds in text and the generator of the tokens.
@@ -97,9 +97,11 @@ class UncachedDecoding:
         ids, mask = pad_prompts(self.rows, self.device).values()
         next_ids = ids.new_zeros(len(ids), 1)  # the id of the next token does not matter: nothing is predicted from it
         turns = Turns(ids, mask, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
-        return logits_of(self.model, lay_out(turns, share=False, align="left"))[:, 0]
+        return logits_of(self.model, lay_out(turns, align="left"))[:, 0]
 
 
+TEXTS_PER_ROW = (1, 2, 4, 8, 16, 32)
+"""Numbers of responses that may share a row of the cache."""
 _COMPACT = 0.75
 """Finished rows are dropped from the cache when the unfinished share is below this: dropping copies the cache."""
 
@@ -139,6 +141,7 @@ class DecodeLoop:
                 stops=tokenizer.stops(self.stop_text),
                 share=model.share,
                 cached=model.cached,
+                kept=model.kept,
             )
 
 
@@ -153,6 +156,7 @@ def decode(
     stops: Callable[[list[int]], bool] | None = None,
     share: bool = False,
     cached: bool = True,
+    kept: KeptPrompts | None = None,
 ) -> Responses:
     """Sample one response per prompt.
 
@@ -167,16 +171,17 @@ def decode(
         share: let responses to one prompt share a row, by a 4-D mask: only where every layer attends fully.
         cached: keep a KV cache, for prompts that are padded on the left; else every token is computed from its whole
             row, which is correct for any causal model.
+        kept: the prompts of the last call, which prompts may continue if ``share``; None keeps none.
     """
     device = next(model.parameters()).device
     unique, index = distinct_prompts(prompts)
     if sampling.temperature == 0 and len(unique) < len(prompts):  # equal prompts have equal greedy responses
-        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached}
+        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached, "kept": kept}
         greedy = decode(model, unique, uniforms[: len(unique)], sampling, **options)
         return Responses(ids=greedy.ids[index], mask=greedy.mask[index], logprobs=greedy.logprobs[index])
     uniforms, stop = uniforms.to(device), torch.tensor(sorted(stop_ids), device=device)
     num_rows, steps = len(prompts), sampling.max_new_tokens
-    decoding = _CachedDecoding(model, share, prompts, steps) if cached else UncachedDecoding(model, prompts)
+    decoding = _CachedDecoding(model, share, prompts, steps, kept) if cached else UncachedDecoding(model, prompts)
     logits = decoding.logits
     out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
     out_mask = torch.zeros(num_rows, steps, dtype=torch.bool, device=device)
@@ -230,12 +235,15 @@ class _CachedDecoding:
         share: whether responses to one prompt may share a row.
         prompts: token ids, one sequence per response.
         steps: the maximum number of tokens of a response.
+        kept: the prompts of the last call, which prompts may continue if ``share``; None keeps none.
     """
 
-    def __init__(self, model: Any, share: bool, prompts: Sequence[Sequence[int]], steps: int) -> None:
+    def __init__(
+        self, model: Any, share: bool, prompts: Sequence[Sequence[int]], steps: int, kept: KeptPrompts | None = None
+    ) -> None:
         self.model, self.share, self.step = model, share, 0
         unique, index = distinct_prompts(prompts)
-        logits, mask, self.cache, _ = prefill(model, unique, share)
+        logits, mask, self.cache, _ = prefill(model, unique, share, kept)
         prompt_of = torch.tensor(index, device=mask.device)
         counts = torch.bincount(prompt_of)
         self.most = texts_per_row(counts, mask.shape[1], steps) if share else 1

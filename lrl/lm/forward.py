@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import agrees, bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
-from lrl.lm.layouts import Layout, Lower, Turns, equal_prompts, lay_out
+from lrl.lm.layouts import Layout, Lower, Turns, lay_out, pack, sorted_paths
 
 # Change what a forward pass computes.
 
@@ -49,44 +50,62 @@ def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]
 
 
 def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute the logits ``(turn, token, vocabulary)`` that predict each response token.
+    """Compute the logits ``(turn, token, vocabulary)`` that predict each response token; see :func:`run_layout`."""
+    return run_layout(model, layout, dtype=dtype)[0]
+
+
+def run_layout(
+    model: Any, layout: Layout, *, logits: bool = True, dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute logits, and the hidden states that they are computed from, where a response token is predicted.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped.
         layout: the position of each turn's tokens.
+        logits: False computes no logits, but returns placeholders of size 1.
         dtype: dtype of the attention mask; None takes that of the computation.
+
+    Returns:
+        Logits ``(turn, token, vocabulary)`` and hidden states ``(turn, token, hidden)``.
     """
     given = {
         "input_ids": layout.input_ids,
         "attention_mask": layout.attention_mask(compute_dtype(model) if dtype is None else dtype),
         "position_ids": layout.position_ids,
-        "logits_to_keep": layout.logit_columns,
         "use_cache": False,
     }
-    with started_above(model, layout.lower):
-        return at_tokens(model(**accepted(model, given)).logits, layout)
+    with ExitStack() as stack:
+        stack.enter_context(started_above(model, layout.lower))
+        states = stack.enter_context(head_inputs(model, layout.cells))
+        if not logits:
+            stack.enter_context(replaced_forward(model.get_output_embeddings(), lambda states: states[..., :1]))
+        found = model(**accepted(model, given)).logits
+    return found[0, layout.kept], states[0][0, layout.kept]
 
 
 @contextmanager
-def head_inputs(model: Any, last_only: bool = False) -> Iterator[list[Tensor]]:
-    """Collect the hidden states ``(row, column, hidden)`` that each forward pass computes its logits from.
+def head_inputs(model: Any, cells: Tensor | None = None, last_only: bool = False) -> Iterator[list[Tensor]]:
+    """Collect the hidden states that each forward pass computes its logits from, ``(row, column, hidden)``.
 
     They are made contiguous before the head reads them: for a view, such as the last columns of several rows, PyTorch
     computes the product row by row, with a copy of the weights for each.
 
     Args:
         model: a Hugging Face causal LM.
+        cells: the states and logits to compute, int64 ``(cell,)``, as in a layout, which form a single row; None
+            computes all.
         last_only: compute only the logits of the last column, for callers that do not need them.
     """
-    states: list[Tensor] = []
+    collected: list[Tensor] = []
 
     def keep(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        states.append(args[0])
-        return ((args[0][:, -1:] if last_only else args[0]).contiguous(),)
+        states = args[0] if cells is None else args[0].flatten(0, 1)[cells][None]
+        collected.append(states)
+        return ((states[:, -1:] if last_only else states).contiguous(),)
 
     handle = model.get_output_embeddings().register_forward_pre_hook(keep)
     try:
-        yield states
+        yield collected
     finally:
         handle.remove()
 
@@ -125,18 +144,6 @@ def started_above(model: Any, lower: Lower | None) -> Iterator[None]:
         return
     with skipped(decoder_layers(model)[1][: lower.depth], lower.states):
         yield
-
-
-def at_tokens(columns: Tensor, layout: Layout) -> Tensor:
-    """Pick the columns that predict each response token, ``(turn, token, size)``.
-
-    Args:
-        columns: ``(row, column, size)`` at ``layout.logit_columns``, or at all columns.
-        layout: the position of each turn's tokens.
-    """
-    if columns.shape[1] != len(layout.logit_columns):
-        columns = columns[:, layout.logit_columns]
-    return columns[layout.row[:, None], layout.kept]
 
 
 def accepted(model: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -209,10 +216,9 @@ class PassMemory(NamedTuple):
     per_logit_column: int
     """Per position with logits."""
 
-    def of(self, prompts: int, prompt: int, responses: int, response: int) -> int:
-        """Return the estimate for a number of prompts and responses with the given largest lengths in tokens."""
-        tokens = prompts * prompt + responses * response
-        return tokens * self.per_token + responses * (response + 1) * self.per_logit_column
+    def of(self, tokens: int, columns: int) -> int:
+        """Return the estimate for a number of tokens, of which some columns have logits."""
+        return tokens * self.per_token + columns * self.per_logit_column
 
 
 def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed: bool) -> PassMemory:
@@ -248,55 +254,44 @@ def _limit(device: torch.device) -> int:
     return max(_LIMIT, torch.cuda.get_device_properties(device).total_memory // 4)
 
 
-def divide_turns(
-    inputs: Mapping[str, Tensor],
-    sizes: Tensor,
-    memory: PassMemory,
-    computed_once: Literal["prompts", "turns", "nothing"],
-) -> list[Tensor]:
+def divide_turns(inputs: Mapping[str, Tensor], sizes: Tensor, memory: PassMemory, shared: bool) -> list[Tensor]:
     """Divide turns among passes that need at most ``memory.limit``, unless a single turn needs more.
 
-    Turns that fit into one pass keep their order. Otherwise passes are ordered from short to long prompts, with equal
-    prompts and turns next to each other.
+    Turns that fit into one pass keep their order. Otherwise they are in lexicographic order if a pass computes common
+    beginnings once, so that these are in the same pass, else ordered from short to long.
 
     Args:
         inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and maybe ``response_ids`` ``(turn, token)``.
         sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
         memory: of a pass.
-        computed_once: whether a pass computes equal ``prompts`` once, only whole ``turns``, or ``nothing``.
+        shared: whether a pass computes the tokens that turns begin with once.
 
     Returns:
         Indices of turns, one int64 ``(turn,)`` for each pass; every turn is in exactly one pass.
     """
-    lengths, everything = inputs["prompt_mask"].sum(1), torch.arange(len(sizes), device=sizes.device)
-    if len(sizes) < 2 or memory.of(len(sizes), int(lengths.max()), len(sizes), int(sizes.max())) <= memory.limit:
+    whole, everything = inputs["prompt_mask"].sum(1) + sizes, torch.arange(len(sizes), device=sizes.device)
+    if len(sizes) < 2 or memory.of(len(sizes) * int(whole.max()), int(sizes.sum()) + len(sizes)) <= memory.limit:
         return [everything]
-    if computed_once == "nothing":
-        prompt_of = turn_of = torch.argsort(torch.argsort(lengths + sizes, stable=True))
-    else:
-        prompt_of, turn_of = _numbered(inputs, sizes)
-        prompt_of = prompt_of if computed_once == "prompts" else turn_of
-    order = torch.argsort(turn_of, stable=True)
-    starts, rows, last = [0], (0, 0, 0, 0), (-1, -1)
-    columns = [part[order].tolist() for part in (prompt_of, turn_of, lengths, sizes)]
-    for place, (prompt, turn, length, size) in enumerate(zip(*columns, strict=True)):
-        prompts, longest, responses, widest = rows
-        prompts, responses = prompts + (prompt != last[0]), responses + (turn != last[1])
-        rows, last = (prompts, max(longest, length), responses, max(widest, size)), (prompt, turn)
-        if place > starts[-1] and memory.of(*rows) > memory.limit:
+    order, common = torch.argsort(whole, stable=True), torch.zeros_like(whole)
+    if shared:
+        response = inputs.get("response_ids", torch.zeros_like(inputs["prompt_ids"][:, :1]))
+        token = torch.arange(response.shape[1], device=sizes.device)
+        mask = token < sizes[:, None] if "response_ids" in inputs else torch.zeros_like(response, dtype=torch.bool)
+        turns = Turns(inputs["prompt_ids"], inputs["prompt_mask"], response, mask)
+        _, path_of, of_paths = sorted_paths(turns.predicting())
+        order = torch.argsort(path_of, stable=True)
+        path = path_of[order]
+        new = functional.pad(path[1:] != path[:-1], (1, 0), value=1)
+        common = torch.where(new, of_paths[path], whole[order])
+    starts, tokens, columns, widest = [0], 0, 0, 0
+    parts = zip(whole[order].tolist(), sizes[order].tolist(), common.tolist(), strict=True)
+    for place, (length, size, known) in enumerate(parts):
+        tokens, columns, widest = tokens + length - known, columns + size + 1, max(widest, length)
+        used = memory.of(tokens if shared else widest * (place - starts[-1] + 1), columns)
+        if place > starts[-1] and used > memory.limit:
             starts.append(place)
-            rows = 1, length, 1, size
+            tokens, columns, widest = length, size + 1, length
     return [everything] if len(starts) == 1 else list(order.tensor_split(starts[1:]))
-
-
-def _numbered(inputs: Mapping[str, Tensor], sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a number for each distinct prompt, shorter ones first, and for each distinct turn, int64 ``(turn,)``."""
-    prompt_of, _ = equal_prompts(inputs["prompt_ids"], inputs["prompt_mask"])
-    parts = [prompt_of[:, None], sizes[:, None]]
-    if "response_ids" in inputs:
-        ids = inputs["response_ids"]
-        parts.append(ids * (torch.arange(ids.shape[1], device=ids.device) < sizes[:, None]))
-    return prompt_of, torch.unique(torch.cat(parts, dim=1), dim=0, return_inverse=True)[1]
 
 
 # Start-up checks of a causal LM.
@@ -327,7 +322,7 @@ def check_sharing(model: Any, device: torch.device) -> Verdict:
     ids = arbitrary_ids(1, size, model.config.get_text_config().vocab_size, device)[0]
     seen = torch.ones(2, _PROMPT, dtype=torch.bool, device=device)
     turns = Turns(ids[:_PROMPT].repeat(2, 1), seen, ids[_PROMPT:].view(2, _RESPONSE), seen.new_ones(2, _RESPONSE))
-    layouts = [lay_out(turns, share=share) for share in (True, False)]
+    layouts = [pack(turns), lay_out(turns)]
     with torch.autocast(device.type, enabled=False):
         if not is_halved(model):
             shared, plain = (logits_of(model, layout) for layout in layouts)

@@ -12,10 +12,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import torch
@@ -35,7 +35,7 @@ from lrl.lm.forward import (
     trained_layers,
     without_gradient,
 )
-from lrl.lm.layouts import Layout, Lower, Trie, Turns, additive_mask, attended_prefixes, lay_out
+from lrl.lm.layouts import Candidates, Layout, Lower, Turns, additive_mask, in_subtree, lay_out
 
 Value = TypeVar("Value")
 
@@ -100,6 +100,8 @@ _CACHED = {"cpu": 1024}
 """Elements of a batch including the columns before it, whose keys and values are copied to each row."""
 _CACHED_ELSEWHERE = 16384
 _MULTIPLE = 32
+PIECE = 64
+"""Tokens of a piece of a prompt with history."""
 
 
 class Shape(NamedTuple):
@@ -202,29 +204,30 @@ class Continuation(NamedTuple):
     ids: tuple[int, ...]
     positions: tuple[int, ...]
     """Position of each token, counted from the end of the prompt."""
-    parents: tuple[int, ...] | None = None
-    """Index of the token before each, -1 for the end of the prompt, if they are prefixes of several texts; None for one
-    text, whose tokens attend to all earlier ones."""
+    last: tuple[int, ...]
+    """Index of the last token that attends to each."""
 
     @classmethod
-    def of_trie(cls, trie: Trie) -> Continuation:
-        """Return the prefixes of a trie with a single root."""
-        ids, positions, parents = (tuple(part.tolist()) for part in (trie.ids, trie.depth - 1, trie.parent))
-        return cls(ids, positions, parents)
+    def of(cls, ids: tuple[int, ...]) -> Continuation:
+        """Return a single text."""
+        return cls(ids, tuple(range(len(ids))), (len(ids) - 1,) * len(ids))
+
+    @classmethod
+    def of_candidates(cls, candidates: Candidates) -> Continuation:
+        """Return the prefixes of candidates."""
+        parts = candidates.prefix_ids, candidates.prefix_sizes - 1, candidates.prefix_last
+        return cls(*(tuple(part.tolist()) for part in parts))
 
     def attended(self, device: torch.device) -> Tensor:
         """Return which tokens each attends to, bool ``(token, token)``."""
-        if self.parents is None:
-            return torch.ones(len(self.ids), len(self.ids), dtype=torch.bool, device=device).tril()
-        parents = torch.tensor(self.parents, dtype=torch.long, device=device)
-        return attended_prefixes(torch.zeros_like(parents), parents)[0, 1:, 1:]
+        return in_subtree(torch.tensor(self.last, dtype=torch.long, device=device))
 
 
 def continuations(turns: Turns) -> list[Continuation]:
     """Return the response of each turn."""
     sizes = turns.response_mask.sum(1).tolist()
     rows = [tuple(row[:size]) for row, size in zip(turns.response_ids.tolist(), sizes, strict=True)]
-    return [Continuation(row, tuple(range(len(row)))) for row in rows]
+    return [*map(Continuation.of, rows)]
 
 
 class _Key(NamedTuple):
@@ -249,6 +252,9 @@ class LowerLayers:
 
     def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
         self.model, self.depth, self.max_bytes = model, depth, max_bytes
+        self.block: int | None = None
+        """Number of tokens of a piece, by which prompts that continue other prompts are computed and cached; None
+        computes each prompt as a whole."""
         self.max_positions = max_positions(model)
         self.computed_tokens = 0
         """Number of tokens computed so far, for tests and benchmarks."""
@@ -268,24 +274,38 @@ class LowerLayers:
     def _words(self) -> Tensor:
         return bare(self.model).get_input_embeddings().weight
 
-    def fill(self, layout: Layout, prompts: Tensor, mask: Tensor, after: Sequence[Continuation]) -> Layout:
+    def fill(self, layout: Layout, turns: Turns, candidates: Candidates | None = None) -> Layout:
         """Return a layout with the states of its columns, so that :func:`lrl.lm.forward.logits_of` starts there.
 
         Args:
             layout: the position of each turn's tokens.
-            prompts: token ids of each turn's prompt, int64 ``(turn, prompt)``, right-padded.
-            mask: bool ``(turn, prompt)``.
-            after: what follows the prompt of each turn.
+            turns: the turns.
+            candidates: texts whose prefixes follow each prompt, in place of responses.
         """
-        lengths, turn = mask.sum(1), layout.turn.clamp(min=0)
-        texts = [row[:size] for row, size in zip(prompts.tolist(), lengths.tolist(), strict=True)]
-        states, starts = self.states(texts, after)
+        used, turn = torch.unique(torch.where(layout.turn < 0, layout.turn.max(), layout.turn), return_inverse=True)
+        turns = Turns(*(part[used] for part in turns))
+        if candidates is None and self.block is not None:
+            texts = [tuple(token for token in row if token >= 0) for row in turns.predicting().tolist()]
+            after = [Continuation.of(())] * len(texts)
+        else:
+            sizes = turns.lengths.tolist()
+            texts = [tuple(row[:size]) for row, size in zip(turns.prompt_ids.tolist(), sizes, strict=True)]
+            of_candidates = None if candidates is None else Continuation.of_candidates(candidates)
+            after = continuations(turns) if of_candidates is None else [of_candidates] * len(texts)
+        states, pieces, rest = self.states(texts, after)
+        lengths, block = torch.tensor([*map(len, texts)], device=turn.device), self._block(texts)
         beyond = layout.index - lengths[turn]
-        index = torch.where(beyond < 0, starts[0][turn] + layout.index, starts[1][turn] + beyond)
+        inside = torch.where(beyond < 0, layout.index, 0)
+        index = torch.where(beyond < 0, pieces[turn, inside // block] + inside % block, rest[turn] + beyond)
         return replace(layout, lower=Lower(self.depth, states[torch.where(layout.turn < 0, 0, index)]))
 
+    def _block(self, prompts: Sequence[tuple[int, ...]]) -> int:
+        return self.block or max(map(len, prompts))
+
     @torch.no_grad()
-    def states(self, prompts: Sequence[Sequence[int]], after: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
+    def states(
+        self, prompts: Sequence[tuple[int, ...]], after: Sequence[Continuation]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the states of prompts and of what follows them, cached or computed.
 
         Args:
@@ -293,28 +313,39 @@ class LowerLayers:
             after: what follows the prompt of each turn.
 
         Returns:
-            All states ``(token, hidden)``, of which the first is 0, and the index of the first state of each turn's
-            prompt and of what follows it, int64 ``(2, turn)``.
+            All states ``(token, hidden)``, of which the first is 0; the index of the first state of each piece of each
+            turn's prompt, int64 ``(turn, piece)``; and that of what follows the prompt, int64 ``(turn,)``.
         """
         self._drop_if_weights_changed()
-        turns = [_Key(self._mark, tuple(prompt), one) for prompt, one in zip(prompts, after, strict=True)]
-        wanted: dict[_Key, dict[_Key, None]] = {}
-        for key in turns:
-            wanted.setdefault(key._replace(after=None), {}).update({key: None} if key.after and key.after.ids else {})
-        groups = [[prompt, *some] for prompt, some in wanted.items()]
-        kept = {key: self._kept.get(key) for key in chain.from_iterable(groups)}
-        found = {key: states for key, states in kept.items() if states is not None}
-        for some in _divided([keys for keys in groups if any(key not in found for key in keys)]):
-            self._compute(some, found)
+        block, keys, found = self._block(prompts), list[list[_Key]](), dict[_Key, Tensor]()
+        following = [_Key(self._mark, *turn) if turn[1].ids else None for turn in zip(prompts, after, strict=True)]
+        missing: dict[tuple[int, ...], dict[_Key, None]] = {}
+        pieces_of = {prompt: self._pieces(prompt, block) for prompt in dict.fromkeys(prompts)}
+        for prompt, then in zip(prompts, following, strict=True):
+            keys.append([*pieces_of[prompt], *([then] if then else [])])
+            for key in keys[-1]:
+                if key not in found and (states := self._kept.get(key)) is not None:
+                    found[key] = states
+            if any(key not in found for key in keys[-1]):
+                missing.setdefault(prompt, {}).update({then: None} if then else {})
+        for part in _divided(missing):
+            self._compute({prompt: [*missing[prompt]] for prompt in part}, block, found)
         for key, states in found.items():
             self._kept.put(key, states, states.nbytes)
         self._kept.shrink(self.max_bytes - self._prompts.bytes)
         ends = list(accumulate((len(states) for states in found.values()), initial=1))
         start = dict(zip(found, ends, strict=False))
-        starts = [[start[key._replace(after=None)] for key in turns], [start.get(key, 0) for key in turns]]
+        most = max(map(len, pieces_of.values()))
+        pieces = [[start[key] for key in pieces_of[prompt]] for prompt in prompts]
+        pieces = [[*row, *[0] * (most - len(row))] for row in pieces]
+        rest = [start[then] if then else 0 for then in following]
         some = next(iter(found.values()))
         joined = torch.cat([some.new_zeros(1, some.shape[1]), *found.values()])
-        return joined, torch.tensor(starts, device=some.device)
+        return joined, torch.tensor(pieces, device=some.device), torch.tensor(rest, device=some.device)
+
+    def _pieces(self, prompt: tuple[int, ...], block: int) -> list[_Key]:
+        """Return the keys of the pieces of a prompt: each is named by the prompt up to its end."""
+        return [_Key(self._mark, prompt[: start + block]) for start in range(0, len(prompt), block)]
 
     def read(self, ids: Tensor) -> tuple[Tensor, KeysAndValues]:
         """Return the states ``(row, column, hidden)`` of texts, and their keys and values.
@@ -327,8 +358,10 @@ class LowerLayers:
         states = self._run(ids, positions, None, cache)
         return states, [(layer.keys, layer.values) for layer in cache.layers[: self.depth]]
 
-    def read_after(self, past: Sequence[tuple[Tensor, Tensor]], ids: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Return the states ``(row, column, hidden)`` of what follows other tokens.
+    def read_after(
+        self, past: Sequence[tuple[Tensor, Tensor]], ids: Tensor, positions: Tensor, seen: Tensor
+    ) -> tuple[Tensor, KeysAndValues]:
+        """Return the states ``(row, column, hidden)`` of what follows other tokens, and its keys and values.
 
         Args:
             past: keys and values of the tokens before, padded on the right.
@@ -339,7 +372,9 @@ class LowerLayers:
         cache = DynamicCache(config=bare(self.model).config)
         for layer, (keys, values) in enumerate(past):
             cache.update(keys, values, layer)
-        return self._run(ids, positions, additive_mask(seen, compute_dtype(self.model)), cache)
+        states = self._run(ids, positions, additive_mask(seen, compute_dtype(self.model)), cache)
+        layers: list[Any] = cache.layers[: self.depth]
+        return states, [(layer.keys[:, :, -ids.shape[1] :], layer.values[:, :, -ids.shape[1] :]) for layer in layers]
 
     def place_matters(self, shape: Shape) -> bool:
         """Return whether the place of a text in a batch of this shape changes its states in any bit."""
@@ -355,7 +390,7 @@ class LowerLayers:
         seen = torch.ones(rows, width, before + width, dtype=torch.bool, device=device).tril(before)
 
         def states(ids: Tensor, *parts: Tensor) -> Tensor:
-            return self.read_after(list(zip(parts[::2], parts[1::2], strict=True)), ids, positions, seen)
+            return self.read_after(list(zip(parts[::2], parts[1::2], strict=True)), ids, positions, seen)[0]
 
         return place_matters(states, ids, *(part for pair in past for part in pair))
 
@@ -371,56 +406,99 @@ class LowerLayers:
             handle.remove()
         return found[0]
 
-    def _compute(self, keys: Sequence[_Key], found: dict[_Key, Tensor]) -> None:
-        """Compute the missing states of prompts and of what follows them.
+    def _compute(self, missing: dict[tuple[int, ...], list[_Key]], block: int, found: dict[_Key, Tensor]) -> None:
+        """Compute the missing states of prompts, piece by piece, and of what follows them.
 
         Args:
-            keys: of prompts and of what follows them.
+            missing: prompts of which some states are missing, with the keys of what follows each.
+            block: the length of a piece.
             found: states by key, to which these are added.
         """
-        after = {key: key._replace(after=None) for key in keys if key.after is not None and key not in found}
-        past = {prompt: self._prompts.get(prompt) for prompt in after.values()}
-        new = [key for key in keys if key.after is None]
-        new = [key for key in new if key not in found or (key in past and past[key] is None)]
-        texts, device = [key.prompt for key in new], self._words.device
-        for batch in fixed_batches([*map(len, texts)], device, self._are_alone, limit=self.max_positions):
-            states, pairs = self.read(batch.rectangle(texts, device))
-            for row, n in enumerate(batch.texts):
-                key, length = new[n], len(texts[n])
-                self.computed_tokens += length
-                if key in past:
-                    past[key] = own = [(k[row, :, :length].clone(), v[row, :, :length].clone()) for k, v in pairs]
+        past: dict[tuple[int, ...], KeysAndValues] = {}
+        longest = max(map(len, missing))
+        for start in range(0, longest, block):
+            parts = dict.fromkeys(prompt[: start + block] for prompt in missing if len(prompt) > start)
+            continued = {prompt[: start + block] for prompt in missing if len(prompt) > start + block}
+            continued |= {prompt for prompt, after in missing.items() if any(key not in found for key in after)}
+            new = list[tuple[int, ...]]()
+            for part in parts:
+                own = self._prompts.get(_Key(self._mark, part))
+                if own is not None:
+                    past[part] = own
+                if _Key(self._mark, part) not in found or (part in continued and own is None):
+                    new.append(part)
+            befores = [self._past(past, part[:start], block) for part in new]
+            texts = [Continuation.of(part[start:]) for part in new]
+            read = self._read_texts(texts, befores, [start] * len(new), [part in continued for part in new])
+            for part, (states, own) in zip(new, read, strict=True):
+                key = _Key(self._mark, part)
+                if part in continued and part not in past:
+                    past[part] = own
                     if key in found:  # the prompt came back with another response
                         self._prompts.put(key, own, sum(k.nbytes + v.nbytes for k, v in own))
-                found.setdefault(key, states[row, :length].clone())
-        found |= self._continue([*after], [past[prompt] for prompt in after.values()])
+                found.setdefault(key, states)
+        after = {key: None for keys in missing.values() for key in keys if key not in found}
+        befores = [self._past(past, key.prompt, block) for key in after]
+        rests: list[Any] = [key.after for key in after]
+        read = self._read_texts(rests, befores, [len(key.prompt) for key in after], [False] * len(after))
+        found |= {key: states for key, (states, _) in zip(after, read, strict=True)}
 
-    def _continue(self, keys: Sequence[_Key], past: Sequence[Any]) -> dict[_Key, Tensor]:
-        """Return the states of what follows prompts.
+    @staticmethod
+    def _past(past: dict[tuple[int, ...], KeysAndValues], prompt: tuple[int, ...], block: int) -> KeysAndValues:
+        """Return the keys and values of a prompt from those of its pieces; empty if the prompt is."""
+        pieces = [past[prompt[: start + block]] for start in range(0, len(prompt), block)]
+        if len(pieces) < 2:
+            return pieces[0] if pieces else []
+        layers = [[*zip(*layer, strict=True)] for layer in zip(*pieces, strict=True)]
+        return [(torch.cat(keys, dim=1), torch.cat(values, dim=1)) for keys, values in layers]
+
+    def _read_texts(
+        self,
+        texts: Sequence[Continuation],
+        past: Sequence[KeysAndValues],
+        lengths: Sequence[int],
+        continued: Sequence[bool],
+    ) -> list[tuple[Tensor, KeysAndValues]]:
+        """Return the states ``(token, hidden)`` of texts, and the keys and values of those that are continued.
 
         Args:
-            keys: of what follows.
-            past: keys and values of the prompt before each.
+            texts: what follows other tokens.
+            past: keys and values of the tokens before each; empty if there are none.
+            lengths: the number of tokens before each.
+            continued: whether the keys and values of each are needed.
         """
-        after: list[Any] = [key.after for key in keys]
-        lengths, sizes, device = [len(key.prompt) for key in keys], [len(one.ids) for one in after], self._words.device
-        attended, found = cache(partial(Continuation.attended, device=device)), {}
-        for batch in fixed_batches(sizes, device, self._are_alone, pasts=lengths):
+        sizes, device = [len(text.ids) for text in texts], self._words.device
+        attended = cache(partial(Continuation.attended, device=device))
+        found: dict[int, tuple[Tensor, KeysAndValues]] = {}
+        for batch in fixed_batches(sizes, device, self._are_alone, pasts=lengths, limit=self._limit(lengths)):
             rows, (_, width, before) = batch.members, batch.shape
-            pairs = []
-            for layer in zip(*(past[n] for n in rows), strict=True):
-                columns = [[functional.pad(part, (0, 0, 0, before - part.shape[1])) for part in pair] for pair in layer]
-                pairs.append(tuple(torch.stack(part) for part in zip(*columns, strict=True)))
-            seen = torch.zeros(len(rows), width, before + width, dtype=torch.bool, device=device)
-            for row, n in enumerate(rows):
-                seen[row, :, : lengths[n]] = True
-                seen[row, : sizes[n], before : before + sizes[n]] = attended(after[n])
-            starts = torch.tensor([lengths[n] for n in rows], device=device)[:, None]
-            positions = starts + batch.rectangle([one.positions for one in after], device)
-            states = self.read_after(pairs, batch.rectangle([one.ids for one in after], device), positions, seen)
+            ids = batch.rectangle([text.ids for text in texts], device)
+            if not before:
+                states, layers = self.read(ids)
+            else:
+                pairs = []
+                for layer in zip(*(past[n] for n in rows), strict=True):
+                    columns = [
+                        [functional.pad(part, (0, 0, 0, before - part.shape[1])) for part in pair] for pair in layer
+                    ]
+                    pairs.append(tuple(torch.stack(part) for part in zip(*columns, strict=True)))
+                seen = torch.zeros(len(rows), width, before + width, dtype=torch.bool, device=device)
+                for row, n in enumerate(rows):
+                    seen[row, :, : lengths[n]] = True
+                    seen[row, : sizes[n], before : before + sizes[n]] = attended(texts[n])
+                starts = torch.tensor([lengths[n] for n in rows], device=device)[:, None]
+                positions = starts + batch.rectangle([text.positions for text in texts], device)
+                states, layers = self.read_after(pairs, ids, positions, seen)
             self.computed_tokens += sum(sizes[n] for n in batch.texts)
-            found |= {keys[n]: states[row, : sizes[n]].clone() for row, n in enumerate(batch.texts)}
-        return found
+            for row, n in enumerate(batch.texts):
+                pairs = layers if continued[n] else []
+                own = [(k[row, :, : sizes[n]].clone(), v[row, :, : sizes[n]].clone()) for k, v in pairs]
+                found[n] = states[row, : sizes[n]].clone(), own
+        return [found[n] for n in range(len(texts))]
+
+    def _limit(self, lengths: Sequence[int]) -> int | None:
+        """Return the largest number of columns that padding may reach, for texts that begin a prompt."""
+        return self.max_positions if not any(lengths) else None
 
     def _are_alone(self, shape: Shape) -> bool:
         """Return whether texts that could be computed in batches of a shape are computed alone."""
@@ -443,20 +521,17 @@ class LowerLayers:
         self._place_matters.clear()
 
 
-def _divided(groups: Sequence[Sequence[_Key]]) -> Iterator[list[_Key]]:
-    """Yield keys that are computed together: of prompts alone, then of prompts with what follows them.
-
-    Args:
-        groups: for each prompt its key, and those of what follows it.
-    """
-    yield [keys[0] for keys in groups if len(keys) == 1]
-    part, tokens = list[_Key](), 0
-    for keys in (keys for keys in groups if len(keys) > 1):
-        if part and tokens + len(keys[0].prompt) > _AT_ONCE:
+def _divided(prompts: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Yield prompts that are computed together: in lexicographic order, so that they have pieces in common."""
+    part, tokens = list[tuple[int, ...]](), 0
+    for prompt in sorted(prompts):
+        if part and tokens + len(prompt) > _AT_ONCE:
             yield part
             part, tokens = [], 0
-        part, tokens = [*part, *keys], tokens + len(keys[0].prompt)
-    yield part
+        pairs = zip(part[-1] if part else (), prompt, strict=False)
+        part, tokens = [*part, prompt], tokens + len(prompt) - sum(accumulate((a == b for a, b in pairs), min))
+    if part:
+        yield part
 
 
 def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | None:
@@ -491,10 +566,10 @@ def _can_be_left_out(model: Any, depth: int) -> bool:
     ids = arbitrary_ids(1, 8, model.config.get_text_config().vocab_size, device)
     seen = torch.ones_like(ids, dtype=torch.bool)
     turns = Turns(ids[:, :5], seen[:, :5], ids[:, 5:], seen[:, 5:])
-    layout = lay_out(turns, share=False, align="left")
+    layout = lay_out(turns, align="left")
     try:
         plain = logits_of(model, layout)
-        filled = LowerLayers(model, depth, 0).fill(layout, *turns[:2], continuations(turns))
+        filled = LowerLayers(model, depth, 0).fill(layout, turns)
         return agrees(logits_of(model, filled), plain, is_halved(model))
     except (TypeError, IndexError, AttributeError, RuntimeError):  # layers with other inputs or outputs
         return False

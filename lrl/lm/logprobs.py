@@ -8,8 +8,7 @@ logits of a few tokens at a time are computed from the last hidden states, and r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from lrl.functional.distributions import tempered
 from lrl.functional.random import exponentials
 from lrl.lm.attention import bare
-from lrl.lm.forward import head_inputs, replaced_forward
-from lrl.lm.layouts import Candidates, additive_mask
-from lrl.lm.prefill import Prefilled, distinct_prompts, prefill
+from lrl.lm.forward import head_inputs
+from lrl.lm.layouts import Candidates, additive_mask, in_subtree
+from lrl.lm.prefill import KeptPrompts, Prefilled, distinct_prompts, prefill
 from lrl.types import SamplingConfig
 
 # Sampling.
@@ -154,18 +153,6 @@ def token_logprobs(
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-@contextmanager
-def without_logits(model: Any) -> Iterator[list[Tensor]]:
-    """Collect the hidden states that logits are computed from, without computing logits, inside a ``with`` block.
-
-    Args:
-        model: a Hugging Face causal LM, which peft may have wrapped; its logits are placeholders of size 1.
-    """
-    head = model.get_output_embeddings()
-    with head_inputs(model) as states, replaced_forward(head, lambda states: states[..., :1]):
-        yield states
-
-
 def head_logits(model: Any, states: Tensor) -> Tensor:
     """Compute logits ``(..., vocabulary)`` from the states ``(..., hidden)`` before the model's head."""
     cap = getattr(bare(model).config, "final_logit_softcapping", None)
@@ -192,7 +179,11 @@ def can_chunk(model: Any) -> bool:
 
 @torch.no_grad()
 def candidate_logprobs(
-    model: Any, prompts: Sequence[Sequence[int]], candidates: Candidates, mask_dtype: torch.dtype, groups: int = 1
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    candidates: Candidates,
+    mask_dtype: torch.dtype,
+    kept: KeptPrompts | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the sums of the log-probabilities of each candidate's tokens after each prompt.
 
@@ -204,26 +195,17 @@ def candidate_logprobs(
         prompts: token ids, one list per row; equal ones are computed once.
         candidates: the texts.
         mask_dtype: dtype of the attention mask.
-        groups: number of passes, each over prompts of similar length.
+        kept: the prompts of the last call, which prompts may continue; None keeps none.
 
     Returns:
         The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the prompts' last tokens.
     """
     unique, index = distinct_prompts(prompts)
-    device = candidates.ids.device
-    by_length = torch.tensor(sorted(range(len(unique)), key=lambda row: len(unique[row])), device=device)
-    sums, states = [], []
-    for part in by_length.tensor_split(groups):
-        if not len(part):
-            continue
-        filled = prefill(model, [unique[row] for row in part.tolist()], share=True)
-        logits = filled.logits[:, None]
-        if len(candidates.trie.ids):
-            logits = torch.cat([logits, _prefix_logits(model, filled, candidates, mask_dtype)], dim=1)
-        sums.append(prefix_sums(logits, candidates))
-        states.append(filled.states)
-    row = torch.argsort(by_length)[index]
-    return torch.cat(sums)[row], torch.cat(states)[row]
+    filled = prefill(model, unique, share=True, kept=kept)
+    logits = filled.logits[:, None]
+    if len(candidates.prefix_ids):
+        logits = torch.cat([logits, _prefix_logits(model, filled, candidates, mask_dtype)], dim=1)
+    return prefix_sums(logits, candidates)[index], filled.states[index]
 
 
 def prefix_sums(logits: Tensor, candidates: Candidates) -> Tensor:
@@ -234,17 +216,18 @@ def prefix_sums(logits: Tensor, candidates: Candidates) -> Tensor:
         candidates: the texts.
     """
     logprobs = torch.log_softmax(tempered(logits, 1.0), dim=-1)
-    return (logprobs[:, candidates.trie.before + 1, candidates.ids] * candidates.mask).sum(-1)
+    return (logprobs[:, candidates.before, candidates.ids] * candidates.mask).sum(-1)
 
 
 def _prefix_logits(model: Any, filled: Prefilled, candidates: Candidates, mask_dtype: torch.dtype) -> Tensor:
     """Compute the logits ``(prompt, prefix, vocabulary)`` after each prefix but the empty one."""
-    trie, rows = candidates.trie, len(filled.mask)
-    seen = [filled.mask[:, None].expand(-1, len(trie.ids), -1), candidates.tree[:, 1:, 1:].expand(rows, -1, -1)]
+    rows, prefixes = len(filled.mask), len(candidates.prefix_ids)
+    among = in_subtree(candidates.prefix_last).expand(rows, -1, -1)
+    seen = [filled.mask[:, None].expand(-1, prefixes, -1), among]
     return model(
-        input_ids=trie.ids.expand(rows, -1),
+        input_ids=candidates.prefix_ids.expand(rows, -1),
         attention_mask=additive_mask(torch.cat(seen, dim=-1), mask_dtype),
-        position_ids=filled.mask.sum(1, keepdim=True) + trie.depth - 1,
+        position_ids=filled.mask.sum(1, keepdim=True) + candidates.prefix_sizes - 1,
         past_key_values=filled.cache,
         use_cache=True,
     ).logits

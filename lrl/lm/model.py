@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +19,22 @@ from lrl.lm.config import LanguageModelConfig
 from lrl.lm.files import check_available
 from lrl.lm.forward import (
     accepted,
-    at_tokens,
     check_sharing,
     divide_turns,
     head_inputs,
-    logits_of,
     numbers_positions_from_zero,
     pass_memory,
+    run_layout,
     started_above,
     without_gradient,
 )
-from lrl.lm.frozen_states import Continuation, LowerLayers, continuations, lower_layers
-from lrl.lm.layouts import Candidates, Layout, Turns, lay_out, lay_out_candidates, lay_out_distinct, lay_out_trees, pack
+from lrl.lm.frozen_states import PIECE, LowerLayers, lower_layers
+from lrl.lm.layouts import Candidates, Layout, Turns, lay_out, pack
 from lrl.lm.loading import fingerprint, load_base, prepare_vocabulary, recompute_activations, recomputed
-from lrl.lm.logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs, without_logits
+from lrl.lm.logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs
+from lrl.lm.prefill import KeptPrompts
 from lrl.lm.tokenizer import ChatTokenizer
+from lrl.types import RandomKeys
 
 
 class LanguageModel(nn.Module):
@@ -47,6 +48,7 @@ class LanguageModel(nn.Module):
         cached: whether prompts may be padded on the left before a KV cache; set by :meth:`configure`.
         lower: caches the states below the lowest adapter; None if they cannot be cached.
         copied_reference: the reference if it is a copy of the whole model, else empty.
+        kept: the KV cache of the prompts of the last call; None if none is kept.
         chunks: whether many logits are computed in chunks, outside of the model; set by :meth:`configure`.
     """
 
@@ -64,6 +66,7 @@ class LanguageModel(nn.Module):
         self._warned_of_kernel = False
         self.lower: LowerLayers | None = None
         self.chunks = False
+        self.kept: KeptPrompts | None = None
 
     def configure(self) -> None:
         """Load tokenizer and weights, and attach adapters; a second call does nothing.
@@ -161,52 +164,43 @@ class LanguageModel(nn.Module):
         """The device of the weights."""
         return next(self.model.parameters()).device
 
-    def lay_out(self, inputs: Mapping[str, Tensor], response_mask: Tensor, pack_tokens: int | None = None) -> Layout:
+    def lay_out(
+        self,
+        inputs: Mapping[str, Tensor],
+        response_mask: Tensor,
+        pack_tokens: int | None = None,
+        candidates: Candidates | None = None,
+    ) -> Layout:
         """Arrange turns in rows for one forward pass, see :mod:`lrl.lm.layouts`.
 
-        They are packed by ``pack_tokens``, else share prompts or the common beginnings of responses where that pays, if
-        the model's attention allows it. Except in training mode, which may have dropout, equal turns are arranged once.
+        Tokens that turns begin with are computed once, if the model's attention allows it.
 
         Args:
             inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and ``response_ids`` ``(turn, token)``.
             response_mask: bool ``(turn, token)``.
-            pack_tokens: the width of a packed row.
+            pack_tokens: the width of rows that hold several turns; None chooses the cheapest one.
+            candidates: texts whose prefixes follow each prompt, in place of responses; only if :attr:`share`.
 
         Raises:
             ValueError: If a turn has more tokens than the model has positions.
         """
         turns = Turns(inputs["prompt_ids"], inputs["prompt_mask"], inputs["response_ids"], response_mask)
-        self._check_positions(int((turns.prompt_mask.sum(1) + response_mask.sum(1)).max()))
-        arrange = partial(lay_out, share=self.share) if self.cached else partial(lay_out, share=False, align="left")
-        trees = None
-        if self.cached and self.share and pack_tokens is not None:
-            arrange = partial(pack, max_row_tokens=pack_tokens)
-        elif self.cached and self.share and not self.training:
-            trees = lay_out_trees(turns, max_columns=self.max_positions)
-        layout = trees or (arrange(turns) if self.training else lay_out_distinct(arrange, turns))
-        return self._with_lower_states(layout, *turns[:2], lambda: continuations(turns))
-
-    def lay_out_candidates(self, prompts: Tensor, mask: Tensor, candidates: Candidates) -> Layout:
-        """Arrange prompts with the prefixes of candidates, see :func:`lrl.lm.layouts.lay_out_candidates`."""
-        self._check_positions(int(mask.sum(1).max() + candidates.trie.depth.max()))
-        layout, after = lay_out_candidates(prompts, mask, candidates), Continuation.of_trie
-        return self._with_lower_states(layout, prompts, mask, lambda: [after(candidates.trie)] * len(prompts))
-
-    def _with_lower_states(
-        self, layout: Layout, prompts: Tensor, mask: Tensor, after: Callable[[], list[Continuation]]
-    ) -> Layout:
-        """Return a layout with the states below the lowest adapter, if these are kept.
-
-        Args:
-            layout: the position of each turn's tokens.
-            prompts: of the turns, int64 ``(turn, prompt)``.
-            mask: bool ``(turn, prompt)``.
-            after: returns what follows the prompts.
-        """
-        if self.lower is None or (self.model.training and self.lower.random_in_training):
+        sizes = turns.sizes if candidates is None else candidates.mask.sum(1).max() - 1
+        self._check_positions(int((turns.lengths + sizes).max()))
+        if not (self.cached and self.share):
+            layout = lay_out(turns, align="prompt" if self.cached else "left")
+        else:
+            layout = pack(turns, pack_tokens, candidates, limit=self.max_positions)
+        if (lower := self._lower_layers()) is None:
             return layout
+        return lower.fill(layout, turns, candidates)
+
+    def _lower_layers(self) -> LowerLayers | None:
+        """Return the cache of states below the lowest adapter; None if it cannot be used now."""
+        if self.lower is None or (self.model.training and self.lower.random_in_training):
+            return None
         self._set_kernel(self.model)
-        return self.lower.fill(layout, prompts, mask, after())
+        return self.lower
 
     def _check_positions(self, tokens: int, or_sampled: str = "") -> None:
         limit = self.max_positions
@@ -226,7 +220,7 @@ class LanguageModel(nn.Module):
         *,
         gradient: bool = False,
         logits: bool = True,
-        computed_once: Literal["prompts", "nothing"] = "prompts",
+        shared: bool = True,
     ) -> list[Tensor]:
         """Divide turns among forward passes of bounded memory, see :mod:`lrl.lm.forward`.
 
@@ -235,7 +229,7 @@ class LanguageModel(nn.Module):
             sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
             gradient: whether a backward pass follows.
             logits: whether the logits of a pass are in memory all at once.
-            computed_once: ``prompts`` where a pass computes equal prompts once if the model allows it.
+            shared: whether a pass computes common beginnings of turns once, if the model allows it.
 
         Returns:
             Indices of turns, one int64 ``(turn,)`` for each pass; together they name every turn once.
@@ -247,31 +241,29 @@ class LanguageModel(nn.Module):
         memory = pass_memory(self.model, width, logits, gradient, self.config.gradient_checkpointing)
         if self.has_critic_adapter:  # two passes
             memory = memory._replace(limit=memory.limit // 2)
-        alone = computed_once == "prompts" and not (self.share and self.cached)
-        return divide_turns(inputs, sizes, memory, "turns" if alone else computed_once)
+        return divide_turns(inputs, sizes, memory, shared and self.share and self.cached)
 
     def logits(self, layout: Layout, model: Any = None) -> Tensor:
         """Compute logits ``(turn, token, vocabulary)`` that predict response tokens, optionally by another model."""
-        model = self.model if model is None else model
-        self._set_kernel(model)
-        with recomputed(model, self.config.gradient_checkpointing):
-            return logits_of(model, layout)
+        return self._run(layout, model)[0]
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
         """Compute :meth:`logits`, and the hidden states ``(turn, token, hidden)`` that the critic reads.
 
         These are the inputs of the language model's head, unless the critic has its own adapter.
         """
-        with head_inputs(self.model) as states:
-            logits = self.logits(layout)
-        return logits, self.critic_states(layout) if self.has_critic_adapter else at_tokens(states[0], layout)
+        logits, states = self._run(layout)
+        return logits, self.critic_states(layout) if self.has_critic_adapter else states
 
     def token_states(self, layout: Layout, model: Any = None) -> Tensor:
         """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, but no logits."""
+        return self._run(layout, model, logits=False)[1]
+
+    def _run(self, layout: Layout, model: Any = None, logits: bool = True) -> tuple[Tensor, Tensor]:
         model = self.model if model is None else model
-        with without_logits(model) as states:
-            self.logits(layout, model)
-        return at_tokens(states[0], layout)
+        self._set_kernel(model)
+        with recomputed(model, self.config.gradient_checkpointing):
+            return run_layout(model, layout, logits=logits)
 
     def critic_states(self, layout: Layout) -> Tensor:
         """Compute hidden states ``(turn, token, hidden)`` with the critic's adapter."""
@@ -294,16 +286,15 @@ class LanguageModel(nn.Module):
         self._set_kernel(model)
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         given = {"input_ids": ids, "attention_mask": None, "position_ids": positions, "use_cache": False}
-        lower = None
-        if self.lower is not None:
+        start = None
+        if (lower := self._lower_layers()) is not None:
             turns = Turns(ids, mask, ids[:, :1], torch.zeros_like(mask[:, :1]))  # without responses
-            layout = lay_out(turns, share=False, align="left")
-            lower = self._with_lower_states(layout, ids, mask, lambda: continuations(turns)).lower
-            if lower is not None:  # rows are as wide as the longest text, ids may be wider
-                missing = ids.shape[1] - lower.states.shape[1]
-                lower = lower._replace(states=functional.pad(lower.states, (0, 0, 0, missing)))
+            start = lower.fill(lay_out(turns, align="left"), turns).lower
+            assert start is not None
+            missing = ids.shape[1] - start.states.shape[1]  # rows are as wide as the longest text, ids may be wider
+            start = start._replace(states=functional.pad(start.states, (0, 0, 0, missing)))
         again = recomputed(model, self.config.gradient_checkpointing)
-        with head_inputs(model, last_only=True) as states, again, started_above(model, lower):
+        with head_inputs(model, last_only=True) as states, again, started_above(model, start):
             model(**accepted(model, given))
         return states[0]
 
@@ -326,6 +317,23 @@ class LanguageModel(nn.Module):
     def hidden_size(self) -> int:
         """Size of the hidden states, available after :meth:`configure`."""
         return int(self.model.get_output_embeddings().weight.shape[-1])
+
+    def divide_prompts(self, has_history: bool) -> None:
+        """Compute states below the lowest adapter in pieces, which prompts with history have in common."""
+        if self.lower is not None:
+            self.lower.block = PIECE if has_history else None
+
+    def keep_prompts(self, keys: RandomKeys | None) -> None:
+        """Keep the KV cache of prompts from one call to the next within a collection or an evaluation.
+
+        Args:
+            keys: of the call; None keeps nothing.
+        """
+        if keys is None or not (self.share and self.cached and self.config.prompt_cache_mb):
+            self.kept = None
+            return
+        self.kept = self.kept or KeptPrompts(self.config.prompt_cache_mb * 2**20)
+        self.kept.begin((keys.seed, keys.purpose, keys.collection), self.model)
 
     def prepare_decoding(self, prompt_tokens: int, new_tokens: int) -> None:
         """Check that the model has enough positions, and choose its attention kernel; called before each decoding.

@@ -1,13 +1,14 @@
 """The forward pass over prompts that fills the KV cache.
 
 The common prefix of all prompts is computed once. The rest is computed in groups of prompts of about the same length,
-so that there is little padding.
+so that there is little padding. Prompts that begin with a prompt of the call before, as those of the next turn of an
+episode may, continue its KV cache (:class:`KeptPrompts`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -95,44 +96,125 @@ def distinct_prompts(prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, 
     return list(seen), index
 
 
+class KeptPrompts:
+    """Keeps the KV cache of the prompts of one call, for prompts of the next call that begin with them.
+
+    Args:
+        max_bytes: more is not kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.computed_tokens = 0
+        """Number of tokens of prompts computed so far, for tests and benchmarks."""
+        self._of: Hashable = None
+        self._rows: dict[tuple[int, ...], int] = {}
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._mask = torch.zeros(0, 0, dtype=torch.bool)
+
+    def begin(self, collection: Hashable, model: nn.Module) -> None:
+        """Drop what was kept for another collection, or for other weights."""
+        of = collection, id(model), *((id(weight), weight._version) for weight in model.parameters())
+        if of != self._of:
+            self._of, self._rows, self._layers = of, {}, []
+
+    def longest(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | None]:
+        """Return for each prompt the longest kept one that it continues; None if there is none."""
+        sizes = sorted({len(kept) for kept in self._rows}, reverse=True)
+
+        def find(prompt: tuple[int, ...]) -> tuple[int, ...] | None:
+            return next((prompt[:size] for size in sizes if size < len(prompt) and prompt[:size] in self._rows), None)
+
+        return [find(prompt) for prompt in prompts]
+
+    def take(self, model: Any, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, Tensor]:
+        """Return a copy of the cache of some kept prompts, and which of its columns hold a token, ``(row, column)``."""
+        rows = torch.tensor([self._rows[prompt] for prompt in prompts], device=self._mask.device)
+        mask, cache = self._mask[rows], _new_cache(model, share=True)
+        width = max(map(len, prompts))
+        columns = torch.argsort(mask.byte(), dim=1, stable=True)[:, -width:]  # without most columns of padding
+        for index, pair in enumerate(self._layers):
+            parts = (part[rows] for part in pair)
+            cache.update(
+                *(
+                    part.gather(2, columns[:, None, :, None].expand(*part.shape[:2], -1, part.shape[3]))
+                    for part in parts
+                ),
+                index,
+            )
+        return cache, mask.gather(1, columns)
+
+    def put(self, prompts: Sequence[tuple[int, ...]], filled: Prefilled) -> None:
+        """Keep prompts in place of those of the last call; the cache must not be changed in place afterwards."""
+        layers: list[Any] = filled.cache.layers
+        self._layers = [(layer.keys, layer.values) for layer in layers]
+        self._rows, self._mask = {prompt: row for row, prompt in enumerate(prompts)}, filled.mask
+        if sum(part.nbytes for pair in self._layers for part in pair) > self.max_bytes:
+            self._rows, self._layers = {}, []
+
+
 @torch.no_grad()
-def prefill(model: Any, prompts: Sequence[tuple[int, ...]], share: bool) -> Prefilled:
+def prefill(model: Any, prompts: Sequence[tuple[int, ...]], share: bool, kept: KeptPrompts | None = None) -> Prefilled:
     """Compute the KV cache of some prompts, and the logits after them.
 
     Args:
         model: called as a Hugging Face causal LM is.
         prompts: token ids.
         share: compute the common prefix once and let the cache reserve room; requires full attention in every layer.
+        kept: the prompts of the last call, which are continued and replaced, if ``share``; None keeps none.
     """
     device = next(model.parameters()).device
-    shared = common_prefix(prompts) if share and len(prompts) > 1 else 0
+    known = [None] * len(prompts) if kept is None or not share else kept.longest(prompts)
+    fresh = [n for n, beginning in enumerate(known) if beginning is None]
+    shared = common_prefix([prompts[n] for n in fresh]) if share and len(fresh) > 1 else 0
     if shared < _MIN_PREFIX:
         shared = 0
     prefix = _new_cache(model, share)
     if shared:
-        ids = torch.tensor([prompts[0][:shared]], device=device)
+        ids = torch.tensor([prompts[fresh[0]][:shared]], device=device)
         _read(model, ids, torch.ones_like(ids), prefix)
-    groups = length_groups([len(prompt) - shared for prompt in prompts], device) if share else [[*range(len(prompts))]]
-    parts = []
-    for group in groups:
-        cache = copy.deepcopy(prefix) if len(groups) > 1 else prefix
-        if shared:
-            cache.batch_repeat_interleave(len(group))
-        ids, mask = left_pad([prompts[n][shared:] for n in group], device)
-        mask = torch.cat([mask.new_ones(len(group), shared), mask], dim=1)
-        logits, states = _read(model, ids, mask.long(), cache)
-        parts.append(Prefilled(logits=logits, mask=mask, cache=cache, states=states))
-    if len(parts) == 1:
-        return parts[0]
-    order = torch.argsort(torch.tensor([n for group in groups for n in group], device=device))
+    rest = [
+        len(prompt) - (shared if before is None else len(before)) for prompt, before in zip(prompts, known, strict=True)
+    ]
+    if kept is not None:
+        kept.computed_tokens += sum(rest) + shared
+    parts, order = list[Prefilled](), list[int]()
+    for members in (fresh, [n for n, beginning in enumerate(known) if beginning is not None]):
+        groups = (
+            length_groups([rest[n] for n in members], device) if share else [[*range(len(members))]] if members else []
+        )
+        for group in ([members[place] for place in places] for places in groups):
+            order += group
+            if before := [one for n in group if (one := known[n]) is not None]:
+                assert kept is not None
+                cache, seen = kept.take(model, before)
+            else:
+                cache = copy.deepcopy(prefix) if len(groups) > 1 or len(fresh) < len(prompts) else prefix
+                if shared:
+                    cache.batch_repeat_interleave(len(group))
+                seen = torch.ones(len(group), shared, dtype=torch.bool, device=device)
+            ids, mask = left_pad([prompts[n][len(prompts[n]) - rest[n] :] for n in group], device)
+            mask = torch.cat([seen, mask], dim=1)
+            logits, states = _read(model, ids, mask.long(), cache)
+            parts.append(Prefilled(logits=logits, mask=mask, cache=cache, states=states))
+    filled = (
+        parts[0] if len(parts) == 1 else _merged(model, parts, torch.argsort(torch.tensor(order, device=device)), share)
+    )
+    if kept is not None and share:
+        kept.put(prompts, filled)
+    return filled
+
+
+def _merged(model: Any, parts: Sequence[Prefilled], order: Tensor, share: bool) -> Prefilled:
+    """Return the prompts of several passes in one cache; ``order``, int64 ``(prompt,)``, sorts them."""
     width = max(part.mask.shape[1] for part in parts)
     cache = _new_cache(model, share)
-    for index in range(len(prefix.layers)):
-        layers = [part.cache.layers[index] for part in parts]
+    for index in range(len(parts[0].cache.layers)):
+        layers: list[Any] = [part.cache.layers[index] for part in parts]
         keys = torch.cat([_widened(layer.keys, width, 2) for layer in layers])[order]
         cache.update(keys, torch.cat([_widened(layer.values, width, 2) for layer in layers])[order], index)
         for part in parts:
-            part.cache.layers[index] = None  # frees the memory of what was copied
+            part.cache.layers[index] = None  # pyright: ignore (frees the memory of what was copied)
     return Prefilled(
         logits=torch.cat([part.logits for part in parts])[order],
         mask=torch.cat([_widened(part.mask, width, 1) for part in parts])[order],

@@ -61,7 +61,7 @@ class Actor(nn.Module, ABC):
         By default, rows that are steps of recorded episodes show as many past turns as the prompt contains.
         """
         if self.prompt is not None and isinstance(envs, PromptEnv):
-            envs.max_past_turns = self.prompt.history
+            envs.max_past_turns = self.prompt.max_past_turns
 
     def configure(self) -> None:  # noqa: B027 (most actors have no weights)
         """Build the networks and load their weights; further calls do nothing."""

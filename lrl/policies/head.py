@@ -337,7 +337,7 @@ class HeadPolicy(NativePolicy):
             return super().passes(batch, gradient)
         texts = {"prompt_ids": batch.inputs["text_ids"], "prompt_mask": batch.inputs["text_mask"]}
         sizes = texts["prompt_mask"].new_zeros(len(batch), dtype=torch.long)
-        return self.language_model.passes(texts, sizes, gradient=gradient, logits=False, computed_once="nothing")
+        return self.language_model.passes(texts, sizes, gradient=gradient, logits=False, shared=False)
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute log-probabilities ``(turn, 1)`` under the policy at the start of this run."""

@@ -45,7 +45,6 @@ class ScoringPolicy(Policy):
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
         max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        length_groups: number of forward passes among which prompts are divided by length, to reduce padding.
         pack_tokens: length of rows that hold several prompts, whose common prefix is then computed once per row; only
             for candidates of one token. Null computes each prompt in a separate row.
         value_head: configures a critic on the hidden states; null creates none.
@@ -67,7 +66,6 @@ class ScoringPolicy(Policy):
         temperature: float = 1.0,
         normalisation: Literal["sum", "token", "word"] = "sum",
         max_prompt_tokens: int = 1024,
-        length_groups: int = 1,
         pack_tokens: int | None = None,
         value_head: ValueHeadConfig | None = None,
     ) -> None:
@@ -81,13 +79,11 @@ class ScoringPolicy(Policy):
             raise ValueError(f"policy.temperature is {temperature}; training samples, so it must be positive.")
         if normalisation not in ("sum", "token", "word"):
             raise ValueError(f"policy.normalisation is {normalisation!r}; it must be sum, token or word.")
-        if length_groups < 1:
-            raise ValueError(f"policy.length_groups is {length_groups}; it must be at least 1.")
         if pack_tokens is not None and pack_tokens < 1:
             raise ValueError(f"policy.pack_tokens is {pack_tokens}; it must be at least 1, or null.")
         self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
         self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
-        self.prompt, self.length_groups, self.pack_tokens = prompt, length_groups, pack_tokens
+        self.prompt, self.pack_tokens = prompt, pack_tokens
         self.normalisation = normalisation
         self.temperature, self.sampling = temperature, SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.has_critic = value_head is not None
@@ -122,6 +118,7 @@ class ScoringPolicy(Policy):
             ValueError: If two actions have the same tokens, or an action has none.
         """
         self.trunk.configure()
+        self.language_model.divide_prompts(bool(self.prompt.history))
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
@@ -165,11 +162,17 @@ class ScoringPolicy(Policy):
         inputs = pad_prompts(prompts, self.language_model.device)
         with without_gradient(self):
             model = self.language_model
-            if model.share and model.lower is None and not (sampling is self.sampling and model.recomputes):
+            has_history = bool(self.prompt.history)  # then the cache of prompts saves more than states of lower layers
+            if (
+                model.share
+                and (has_history or model.lower is None)
+                and not (sampling is self.sampling and model.recomputes)
+            ):
+                model.keep_prompts(keys if has_history else None)
                 candidates = self._candidates()
                 model.prepare_decoding(max(len(prompt) for prompt in prompts), candidates.ids.shape[1])
                 dtype = compute_dtype(model.model)
-                sums, states = candidate_logprobs(model.model, prompts, candidates, dtype, self.length_groups)
+                sums, states = candidate_logprobs(model.model, prompts, candidates, dtype, model.kept)
                 scores = sums / self._divisors()
             else:
                 scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
@@ -207,13 +210,8 @@ class ScoringPolicy(Policy):
         prompt_ids = prompt_ids * prompt_mask
         keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
         unique, index = torch.unique(keyed, dim=0, return_inverse=True)
-        # torch.unique sorts by length. With sharded weights all ranks must run the same number of passes, so prompts
-        # are repeated if there are fewer prompts than passes.
-        order = torch.arange(max(len(unique), self.length_groups), device=unique.device) % len(unique)
-        parts = [self._score_unique(unique[part], reference) for part in order.tensor_split(self.length_groups)]
-        sums = torch.cat([part for part, _ in parts])
-        states = None if parts[0][1] is None else torch.cat([cast(Tensor, part) for _, part in parts])[index]
-        return (sums / self._divisors())[index], states
+        sums, states = self._score_unique(unique, reference)
+        return (sums / self._divisors())[index], None if states is None else states[index]
 
     def _score_unique(self, unique: Tensor, reference: bool) -> tuple[Tensor, Tensor | None]:
         """Compute sums of the candidates' log-probabilities, ``(prompt, candidate)``, and states ``(prompt, hidden)``.
@@ -225,11 +223,11 @@ class ScoringPolicy(Policy):
         candidates, model, response = self._candidates(), self.language_model, None
         lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(candidates.ids)
         columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
-        if candidates.ids.shape[1] == 1:  # only the logits at the last column of the prompt are needed
+        if (
+            model.share or candidates.ids.shape[1] == 1
+        ):  # of one token only the logits at the end of the prompt are needed
             none = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": prompts.new_zeros(len(prompts), 1)}
-            layout = model.lay_out(none, columns.new_zeros(len(prompts), 1), self.pack_tokens)
-        elif model.share:
-            layout = model.lay_out_candidates(prompts, columns, candidates)
+            layout = model.lay_out(none, columns.new_zeros(len(prompts), 1), self.pack_tokens, candidates)
         else:
             response, response_mask = (part.repeat(len(unique), 1) for part in candidates[:2])
             repeated = {"prompt_ids": prompts.repeat_interleave(count, 0), "response_ids": response}

@@ -87,6 +87,7 @@ class TextPolicy(Policy):
     def configure(self) -> None:
         """Load the language model and initialise the value head."""
         self.trunk.configure()
+        self.language_model.divide_prompts(bool(self.prompt.history))
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
         self._check_responses()
@@ -138,6 +139,7 @@ class TextPolicy(Policy):
         assert self.codec is not None
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         with without_gradient(self):
+            self.language_model.keep_prompts(keys if self.prompt.history else None)
             responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)
             inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
             logprobs = responses.logprobs
@@ -180,7 +182,7 @@ class TextPolicy(Policy):
 
         Equal tokens that are predicted from the same column are computed once.
         """
-        places = (layout.row[:, None] * layout.input_ids.shape[1] + layout.kept)[mask] * self.language_model.vocabulary
+        places = layout.kept[mask] * self.language_model.vocabulary
         distinct, index = torch.unique(places + ids[mask], return_inverse=True)
         number = torch.arange(len(index), device=index.device)
         first = number.new_full((len(distinct),), len(index)).scatter_reduce(0, index, number, "amin")

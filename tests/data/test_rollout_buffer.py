@@ -23,7 +23,11 @@ def turns(count=22, prompts=5):
     ids = (torch.arange(count) * 7) % prompts
     nothing = torch.zeros(count, 2)
     return TurnBatch(
-        inputs={"prompt_ids": ids[:, None], "response_ids": nothing.long()},
+        inputs={
+            "prompt_ids": ids[:, None],
+            "prompt_mask": torch.ones_like(ids[:, None], dtype=torch.bool),
+            "response_ids": nothing.long(),
+        },
         response_mask=torch.ones(count, 2, dtype=torch.bool),
         old_logprobs=nothing,
         advantages=torch.arange(count)[:, None].expand(count, 2).float(),
@@ -90,6 +94,26 @@ def test_one_part_of_a_network_is_all_that_was_collected_and_texts_still_stand_b
     prompts = filled(texts, num_minibatches=1).minibatch(0).inputs["prompt_ids"][:, 0].tolist()
     assert len(prompts) == 22
     assert sum(a != b for a, b in itertools.pairwise(prompts)) == len(set(prompts)) - 1
+
+
+def test_turns_whose_prompts_continue_each_other_are_in_one_minibatch():
+    episodes, rows = 6, []
+    for episode in range(episodes):  # prompts of an episode: its number, then one more token per turn
+        rows += [[100, episode, *range(1, turn + 1)] for turn in range(4)]
+    ids = torch.zeros(len(rows), 5, dtype=torch.long)
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    for row, prompt in enumerate(rows):
+        ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), True
+    zeros = torch.zeros(len(rows), 1)
+    inputs = {"prompt_ids": ids, "prompt_mask": mask, "response_ids": zeros.long()}
+    batch = TurnBatch(inputs=inputs, response_mask=zeros == 0, old_logprobs=zeros, advantages=zeros)
+    module, seen = filled(batch, num_minibatches=3), []
+    for index in range(3):
+        numbers_of = module.minibatch(index).inputs["prompt_ids"][:, 1].tolist()
+        assert len(set(numbers_of)) == 2 and len(numbers_of) == 8
+        seen += numbers_of
+    assert sorted(seen) == sorted(list(range(episodes)) * 4)
+    assert seen != sorted(seen)  # the episodes are shuffled
 
 
 def test_turns_with_equal_prompts_stand_side_by_side():

@@ -112,12 +112,12 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
 
 
 def critic_of(folder, kind):
-    """Several forward passes before each backward one: of prompts by their length, or of the critic's adapter."""
+    """Choices, or a critic with its own adapter, which makes two forward passes before each backward one."""
     head = ValueHeadConfig(hidden_sizes=(8,), init_seed=0, adapter=kind == "adapter")
     if kind == "adapter":
         return text_policy(folder, history=1, value_head=head, lora=LoRAConfig(r=2, alpha=4))
     prompt = PromptTemplate(response_format="direct", system="", history=1)
-    return ScoringPolicy(LanguageModelConfig(name=folder), prompt, length_groups=3, value_head=head)
+    return ScoringPolicy(LanguageModelConfig(name=folder), prompt, value_head=head)
 
 
 def resume_inside(folder, root, strategy):

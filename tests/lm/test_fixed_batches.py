@@ -89,7 +89,7 @@ def test_texts_are_computed_together_unless_their_place_matters(folder, monkeypa
     assert tried == [Shape(16, 8, 0), Shape(32, 4, 8)]
     plain = load(folder, lora=LoRAConfig(r=2, last_layers=2), state_cache_mb=None)
     with torch.no_grad():
-        text = torch.cat([prompts[1], prompts[1, :2]])[None]
+        text = torch.cat([prompts[1], prompts[1, :1]])[None]  # the last token of a response predicts nothing
         expected = plain.model(input_ids=text, output_hidden_states=True).hidden_states[2][0]
     apart = (expected[:, None] - states.flatten(0, 1)).abs().amax(2)
     assert float(apart.min(1).values.max()) <= 1e-5
@@ -104,13 +104,13 @@ def test_full_batches_give_each_text_the_bits_that_it_has_without_the_others(tmp
     generator = torch.Generator().manual_seed(0)
     for count in (128 // width, 128 // width + 3):
         prompts = torch.randint(0, 19, (count, width), generator=generator).tolist()
-        after = [Continuation(tuple(ids[:2]), (0, 1)) for ids in prompts]
+        after = [Continuation(tuple(ids[:2]), (0, 1), (1, 1)) for ids in prompts]
         model.lower.forget()
-        states, (starts, more) = model.lower.states(prompts, after)
+        states, starts, more = model.lower.states([*map(tuple, prompts)], after)
         for place in (0, count // 2, count - 1):
             model.lower.forget()
-            alone, (start, then) = model.lower.states([prompts[place]], [after[place]])
-            for here, there, size in ((starts[place], start[0], width), (more[place], then[0], 2)):
+            alone, start, then = model.lower.states([tuple(prompts[place])], [after[place]])
+            for here, there, size in ((starts[place, 0], start[0, 0], width), (more[place], then[0], 2)):
                 assert torch.equal(states[here : here + size], alone[there : there + size])
 
 
@@ -121,12 +121,12 @@ def test_nothing_is_padded_beyond_the_length_at_which_rotary_embeddings_change(t
     parameters = {"rope_type": rope, "rope_theta": 1e4, "factor": 4.0} | (long if rope == "longrope" else {})
     save_tiny_model(tmp_path / "rope", head_dim=8, max_position_embeddings=13, rope_parameters=parameters)
     model = load(str(tmp_path / "rope"), lora=LoRAConfig(r=2, last_layers=1))
-    prompts, after = [[*range(1, 10)], [*range(1, 12)]], [Continuation((3, 4), (0, 1))] * 2
-    states, starts = model.lower.states(prompts, after)
+    prompts, after = [tuple(range(1, 10)), tuple(range(1, 12))], [Continuation((3, 4), (0, 1), (1, 1))] * 2
+    states, pieces, rest = model.lower.states(prompts, after)
     for turn, prompt in enumerate(prompts):
         text = torch.tensor([[*prompt, 3, 4]])
         expected = model.model(input_ids=text, output_hidden_states=True).hidden_states[1][0]
-        for start, plain in zip(starts[:, turn], expected.split([len(prompt), 2]), strict=True):
+        for start, plain in zip((pieces[turn, 0], rest[turn]), expected.split([len(prompt), 2]), strict=True):
             torch.testing.assert_close(states[start : start + len(plain)], plain, atol=1e-5, rtol=0)
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_padded_beyond_the_table_of_positions(tmp_path, positions, le
     save_tiny_model(tmp_path / "short", "gpt2", n_positions=positions)
     model = load(str(tmp_path / "short"), lora=LoRAConfig(r=2, last_layers=1))
     text = [*range(1, 10)] * 11
-    states, _ = model.lower.states([text[:length]], [Continuation((), ())])
+    states, _, _ = model.lower.states([tuple(text[:length])], [Continuation((), (), ())])
     kept = KeptStates(64).states(
         model.model.get_base_model(),
         lambda texts: model.states(texts["text_ids"], texts["text_mask"])[:, -1],

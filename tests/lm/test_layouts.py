@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from lrl.functional.distributions import Categorical
-from lrl.lm import layouts
-from lrl.lm.layouts import Candidates, Turns, lay_out, lay_out_candidates, lay_out_distinct, lay_out_trees, pack
+from lrl.lm.forward import logits_of
+from lrl.lm.layouts import Candidates, Turns, lay_out, pack
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 ARCHITECTURES = {
@@ -18,23 +18,13 @@ ARCHITECTURES = {
     "gpt2": GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, n_positions=128),
 }
 ARRANGEMENTS = {
-    "plain": partial(lay_out, share=False),
-    "padded on the right": partial(lay_out, share=False, align="left"),
-    "shared": lay_out,
-    "packed": partial(pack, max_row_tokens=24),
+    "plain": lay_out,
+    "padded on the right": partial(lay_out, align="left"),
+    "packed": pack,
+    "packed in rows": partial(pack, max_row_tokens=24),
     "packed in one row": partial(pack, max_row_tokens=1000),
     "packed in narrow rows": partial(pack, max_row_tokens=4),
-    "distinct": partial(lay_out_distinct, partial(lay_out, share=False)),
-    "distinct and packed": partial(lay_out_distinct, partial(pack, max_row_tokens=24)),
-    "trees": lay_out_trees,
 }
-
-
-@pytest.fixture
-def trees_always(monkeypatch):
-    """Arrange turns in trees even where that does not pay, in a single tree from a common prefix of two tokens on."""
-    monkeypatch.setattr(layouts, "_TREE_SHARE", 1e9)
-    monkeypatch.setattr(layouts, "_MIN_PREFIX", 2)
 
 
 def turns(prompts, responses):
@@ -72,7 +62,7 @@ def seen_by(layout):
     size = layout.input_ids.shape[1]
     seen = (mask[:, None, :] == 1).expand(-1, size, -1).tril() if mask.dim() == 2 else mask[:, 0] == 0
     found = {}
-    for row, column in (layout.segments >= 0).nonzero().tolist():
+    for row, column in (layout.last >= 0).nonzero().tolist():
         columns = seen[row, column].nonzero()[:, 0]
         order = columns[torch.argsort(layout.position_ids[row, columns])]
         assert layout.position_ids[row, order].tolist() == list(range(len(order)))
@@ -86,11 +76,11 @@ def check_layout(layout, some):
     for (row, column), text in seen.items():  # each token is one of the turn that it is said to be of
         turn, index = int(layout.turn[row, column]), int(layout.index[row, column])
         assert text == whole[turn][: index + 1]
-    assert ((layout.turn < 0) == (layout.segments < 0)).all()
+    assert ((layout.turn < 0) == (layout.last < 0)).all()
     for turn, (prompt, response) in enumerate(texts(some)):
         for index in range(len(response)):
-            column = int(layout.logit_columns[layout.kept[turn, index]])
-            assert seen[int(layout.row[turn]), column] == prompt + response[:index]
+            row, column = divmod(int(layout.cells[layout.kept[turn, index]]), layout.input_ids.shape[1])
+            assert row == layout.row[turn] and seen[row, column] == prompt + response[:index]
 
 
 PROMPTS = st.lists(st.integers(4, 6), min_size=1, max_size=6)
@@ -103,46 +93,60 @@ RESPONSES = st.lists(st.integers(4, 5), min_size=1, max_size=5)
 def test_each_token_attends_to_the_tokens_before_it_in_its_turn(data, prompts, prefix):
     drawn = data.draw(st.lists(st.tuples(st.sampled_from(prompts), RESPONSES), min_size=1, max_size=9))
     some = turns([prefix + prompt for prompt, _ in drawn], [response for _, response in drawn])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "_TREE_SHARE", 1e9)
-        patch.setattr(layouts, "_MIN_PREFIX", 2)
-        for arrange in ARRANGEMENTS.values():
-            layout = arrange(some)
-            if layout is not None:
-                check_layout(layout, some)
+    for arrange in ARRANGEMENTS.values():
+        check_layout(arrange(some), some)
 
 
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
-@given(st.lists(PROMPTS, min_size=1, max_size=4), st.lists(RESPONSES, min_size=2, max_size=6, unique_by=tuple))
-def test_candidates_follow_each_prompt_once_per_prefix(prompts, candidates):
+@given(
+    st.lists(PROMPTS, min_size=1, max_size=4),
+    st.lists(RESPONSES, min_size=1, max_size=6, unique_by=tuple),
+    st.sampled_from([None, 4, 24, 1000]),
+)
+def test_candidates_follow_each_prompt_once_per_prefix(prompts, candidates, width):
     made = Candidates.of(candidates, torch.device("cpu"))
-    layout = lay_out_candidates(*turns(prompts, prompts)[:2], made)
-    prefixes = list(dict.fromkeys(tuple(text[:size]) for text in candidates for size in range(1, len(text))))
+    layout = pack(turns(prompts, prompts), width, made)
+    prefixes = sorted({tuple(text[:size]) for text in candidates for size in range(1, len(text))})
     seen = seen_by(layout)
-    for row, prompt in enumerate(prompts):
-        found = [seen[row, int(column)] for column in layout.logit_columns[layout.kept[row]]]
+    for turn, prompt in enumerate(prompts):
+        found = [seen[divmod(int(cell), layout.input_ids.shape[1])] for cell in layout.cells[layout.kept[turn]]]
         assert found == [prompt, *([*prompt, *prefix] for prefix in prefixes)]
     for candidate, text in enumerate(candidates):
-        before = [((), *prefixes)[number + 1] for number in made.trie.before[candidate, : len(text)]]
+        before = [((), *prefixes)[number] for number in made.before[candidate, : len(text)]]
         assert before == [tuple(text[:size]) for size in range(len(text))]
 
 
-def logits_of(model, layout):
-    out = model(
-        input_ids=layout.input_ids,
-        attention_mask=layout.attention_mask(torch.float32),
-        position_ids=layout.position_ids,
-        logits_to_keep=layout.logit_columns,
-        use_cache=False,
-    )
-    return out.logits[layout.row[:, None], layout.kept]
+def episode(turns_, seed=0, candidates=2):
+    """Prompts and responses of an episode whose prompts contain all turns before, and an unusual spelling of one."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts, responses, past = [], [], torch.randint(1, 39, (3,), generator=generator).tolist()
+    for turn in range(turns_):
+        past = past + torch.randint(1, 39, (4,), generator=generator).tolist()
+        response = torch.randint(1, 39, (2 + turn % 2,), generator=generator).tolist()
+        prompts.append(past)
+        responses.append(response)
+        past = past + (response if turn != 1 else [7, *response])  # a prompt may spell a response in other tokens
+    return prompts, responses
+
+
+def test_the_turns_of_an_episode_add_their_own_tokens_only():
+    prompts, responses = episode(6)
+    some = turns(prompts, responses)
+    layout = pack(some, 1000)
+    check_layout(layout, some)
+    branch = len(responses[1]) - 1  # the response that the next prompt does not continue
+    assert layout.input_ids.shape == (1, len(prompts[-1]) + len(responses[-1]) - 1 + branch)
+    assert not layout.single
+    chain = turns(prompts[2:], responses[2:])
+    assert pack(chain, 1000).single
+    assert pack(chain, 1000).attention_mask(torch.float32).shape == (1, len(prompts[-1]) + len(responses[-1]) - 1)
 
 
 @pytest.mark.parametrize("prefix", [0, 6])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_logprobs_and_gradients_are_those_of_turns_one_by_one(name, attention, prefix, trees_always):
+def test_logprobs_and_gradients_are_those_of_turns_one_by_one(name, attention, prefix):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(ARCHITECTURES[name], attn_implementation=attention).eval()
     some = random_turns(prefix)
@@ -165,10 +169,12 @@ def test_logprobs_and_gradients_are_those_of_turns_one_by_one(name, attention, p
 # Which arrangement is chosen, and how rows are filled.
 
 
-def test_prompts_are_shared_where_that_is_cheaper():
-    assert not lay_out(random_turns()).single and lay_out(random_turns(), share=False).single
-    long = turns(torch.arange(1, 37).view(4, 9).tolist(), [[1, 2, 3]] * 4)
-    assert lay_out(long).single
+def test_the_cheapest_width_is_chosen():
+    apart = turns(torch.arange(1, 37).view(4, 9).tolist(), [[1, 2, 3]] * 4)
+    assert pack(apart).input_ids.shape == (4, 11)
+    together = turns([list(range(1, 10))] * 4, [[1, 2], [3, 2], [4, 1], [5, 2]])
+    assert pack(together).input_ids.shape == (1, 13)
+    assert pack(together, limit=11).input_ids.shape == (2, 11)
 
 
 def packed_turns(prefix=0):
@@ -184,7 +190,7 @@ def packed_turns(prefix=0):
 
 def test_packed_rows_are_filled_and_none_is_too_long():
     layout = pack(packed_turns(), max_row_tokens=16)
-    computed = (layout.segments >= 0).sum(1)
+    computed = (layout.last >= 0).sum(1)
     assert layout.input_ids.shape[0] == 3 and int(computed.sum()) == 40 - 5 and int(computed.max()) <= 16
 
 
@@ -194,17 +200,9 @@ def test_packed_rows_are_as_long_as_the_longest_turn_at_least():
 
 def test_packed_rows_hold_the_common_prefix_once():
     layout = pack(packed_turns(prefix=6), max_row_tokens=6 + 16)
-    assert int((layout.segments == 0).sum()) == 6 * len(layout.input_ids)
-    assert int((layout.segments > 0).sum()) == 40 - 5
+    assert int((layout.last >= 0).sum()) == 6 * len(layout.input_ids) + 40 - 5
 
 
 def test_logits_of_packed_rows_are_computed_at_few_columns():
     layout = pack(packed_turns(), max_row_tokens=64)
-    assert layout.input_ids.shape == (1, 35) and len(layout.logit_columns) == 14
-
-
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=50), width=st.integers(-5, 100))
-def test_items_are_spread_over_rows_that_hold_them(lengths, width):
-    rows = layouts.spread(lengths, width)
-    loads = [sum(length for length, row in zip(lengths, rows, strict=True) if row == index) for index in set(rows)]
-    assert max(loads) <= max(width, *lengths) and sorted(set(rows)) == list(range(max(rows) + 1))
+    assert layout.input_ids.shape == (1, 35) and len(layout.cells) == 14

@@ -167,31 +167,33 @@ def turns_of(count, vocabulary=3):
     return {"prompt_ids": ids * mask, "prompt_mask": mask, "response_ids": response}, sizes
 
 
-@pytest.mark.parametrize("computed_once", ["prompts", "turns", "nothing"])
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 2, 50, 200])
-def test_every_turn_is_in_one_pass_and_no_pass_is_too_large(computed_once, count):
+def test_every_turn_is_in_one_pass_and_no_pass_is_too_large(shared, count):
     inputs, sizes = turns_of(count)
     memory = PassMemory(limit=600, per_token=10, per_logit_column=1)
-    passes = divide_turns(inputs, sizes, memory, computed_once)
+    passes = divide_turns(inputs, sizes, memory, shared)
     assert sorted(torch.cat(passes).tolist()) == list(range(count))
     assert (len(passes) > 1) == (count >= 50)
-    lengths = inputs["prompt_mask"].sum(1)
     for turns in passes if count else ():
-        prompts = {tuple(row) for row in inputs["prompt_ids"][turns].tolist()}
-        texts = {
-            (tuple(prompt), tuple(response[:size]))
-            for prompt, response, size in zip(
-                *(inputs[name][turns].tolist() for name in ("prompt_ids", "response_ids")), sizes[turns].tolist()
+        texts = [
+            [*prompt[:length], *response[: size - 1]]
+            for prompt, length, response, size in zip(
+                inputs["prompt_ids"][turns].tolist(),
+                inputs["prompt_mask"][turns].sum(1).tolist(),
+                inputs["response_ids"][turns].tolist(),
+                sizes[turns].tolist(),
             )
-        }
-        rows = len(turns) if computed_once == "nothing" else len(texts)
-        computed = len(prompts) if computed_once == "prompts" else rows
-        assert memory.of(computed, int(lengths[turns].max()), rows, int(sizes[turns].max())) <= 600
+        ]
+        beginnings = {tuple(text[:end]) for text in texts for end in range(1, len(text) + 1)}
+        tokens = len(beginnings) if shared else max(map(len, texts)) * len(texts)
+        assert memory.of(tokens, int(sizes[turns].sum()) + len(turns)) <= 600
 
 
 def test_turns_that_fit_into_one_pass_keep_their_order():
     inputs, sizes = turns_of(200, vocabulary=2)  # eight distinct prompts
-    memory = PassMemory(limit=4_000, per_token=10, per_logit_column=1)
-    assert [len(turns) for turns in divide_turns(inputs, sizes, memory, "prompts")] == [200]
-    assert torch.equal(divide_turns(inputs, sizes, memory, "prompts")[0], torch.arange(200))
-    assert len(divide_turns(inputs, sizes, memory, "nothing")) > 1
+    memory = PassMemory(limit=30_000, per_token=10, per_logit_column=1)
+    assert [len(turns) for turns in divide_turns(inputs, sizes, memory, True)] == [200]
+    assert torch.equal(divide_turns(inputs, sizes, memory, True)[0], torch.arange(200))
+    memory = memory._replace(limit=4_000)
+    assert len(divide_turns(inputs, sizes, memory, True)) < len(divide_turns(inputs, sizes, memory, False))

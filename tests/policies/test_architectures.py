@@ -124,8 +124,10 @@ def test_more_tokens_than_positions_raise_one_sentence(folders, name, has):
     with pytest.raises(ValueError, match="13 tokens, 4 of them to be sampled"):
         decode(model, [[4] * 9], 4)
     candidates = Candidates.of([[4, 5, 6], [7]], model.device)
+    inputs = {"prompt_ids": torch.full((1, 12), 4), "prompt_mask": torch.ones(1, 12, dtype=torch.bool)}
+    inputs["response_ids"] = torch.zeros(1, 1, dtype=torch.long)
     with pytest.raises(ValueError, match=has):
-        model.lay_out_candidates(torch.full((1, 12), 4), torch.ones(1, 12, dtype=torch.bool), candidates)
+        model.lay_out(inputs, torch.zeros(1, 1, dtype=torch.bool), candidates=candidates)
     with pytest.raises(ValueError, match=has):
         model.states(torch.ones(1, 13, dtype=torch.long), torch.ones(1, 13, dtype=torch.bool))
     assert (

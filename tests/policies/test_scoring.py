@@ -50,21 +50,12 @@ def ready(
     temperature=1.0,
     system="",
     value_head=None,
-    length_groups=1,
     pack_tokens=None,
     **model,
 ):
     prompt = PromptTemplate(response_format="direct", system=system, history=history)
     model = LanguageModelConfig(name=folder, **{"dtype": "float64"} | model)
-    policy = ScoringPolicy(
-        model,
-        prompt,
-        temperature,
-        normalisation,
-        length_groups=length_groups,
-        pack_tokens=pack_tokens,
-        value_head=value_head,
-    )
+    policy = ScoringPolicy(model, prompt, temperature, normalisation, pack_tokens=pack_tokens, value_head=value_head)
     policy.connect(codec or Sentences())
     policy.configure()
     return policy
@@ -219,7 +210,9 @@ def test_candidates_of_one_token_need_no_additional_column(folder, monkeypatch):
     policy = ready(folder, FrozenLakeCodec())
     seen, prompts = watch(policy, monkeypatch), {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
     policy.evaluate(batch_of(act(policy)))
-    assert seen == [((len(prompts), max(map(len, prompts))), 1)] * 2
+    assert seen[0] == ((len(prompts), max(map(len, prompts))), 1)
+    (rows, columns), _ = seen[1]
+    assert rows * columns <= sum(map(len, prompts))
 
 
 def test_common_prefixes_of_prompts_and_candidates_are_computed_once(folder, monkeypatch):
@@ -239,7 +232,9 @@ def test_in_training_each_prefix_of_the_candidates_is_computed_once(folder, monk
     seen, prompts = watch(policy, monkeypatch), {tuple(policy.encode(text, ())) for text in OBSERVATIONS}
     policy.evaluate(batch_of(decisions))
     prefixes = 4  # LEFT, UP, UP UP, DOWN
-    assert seen == [((len(prompts), max(map(len, prompts)) + prefixes), 1 + prefixes)]
+    [((rows, columns), kept)] = seen
+    assert rows == 1 and kept == len(prompts) * (1 + prefixes)
+    assert columns <= sum(map(len, prompts)) + len(prompts) * prefixes
 
 
 @pytest.mark.slow
@@ -337,47 +332,8 @@ def test_actions_with_the_same_tokens_raise(folder):
         ready(folder, Alike())
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4, 9])
-@pytest.mark.parametrize("share", [True, False])
-def test_length_groups_do_not_change_the_results(folder, groups, share):
-    """There are as many passes as groups, even with fewer prompts; scores, values and gradients are the same."""
-    memory = [(), (PastTurn("0", "UP"),), (), (PastTurn("0 1 2 3", "LEFT"),), (), ()]
-    plain, grouped = (
-        ready(folder, history=1, share_prompts=share, value_head=ValueHeadConfig(hidden_sizes=[4]), length_groups=n)
-        for n in (1, groups)
-    )
-    grouped.load_state_dict(plain.state_dict())
-    want, got = act(plain, memory=memory), act(grouped, memory=memory)
-    torch.testing.assert_close(got.logprobs, want.logprobs)
-    torch.testing.assert_close(got.values, want.values)
-    results = []
-    for policy in (plain, grouped):
-        evaluation = policy.evaluate(batch_of(want))
-        torch.testing.assert_close(evaluation.values, want.values)
-        torch.testing.assert_close(evaluation.logprobs, want.logprobs)
-        (evaluation.logprobs + evaluation.values).sum().backward()
-        results.append([weight.grad for weight in policy.parameters()])
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_each_group_is_as_wide_as_its_longest_prompt(folder, monkeypatch):
-    memory = [(), (), (PastTurn("0 1 2 3", "LEFT"),), (PastTurn("0 1 2 3", "LEFT"),)]
-    policy = ready(folder, history=1, length_groups=2)
-    decisions = act(policy, [render_map(state, MAP) for state in (0, 1, 4, 9)], memory=memory)
-    shapes = watch(policy, monkeypatch)
-    policy.evaluate(batch_of(decisions))
-    (short, *_), (long, *_) = shapes
-    assert short[1] < long[1]
-
-
-def test_length_groups_must_be_positive(folder):
-    with pytest.raises(ValueError, match=r"policy.length_groups is 0; it must be at least 1\."):
-        ready(folder, length_groups=0)
-
-
 def test_prefixes_of_many_candidates_are_found_in_linear_time():
     texts = np.random.default_rng(0).integers(0, 1000, (2000, 3)).tolist()
     started = time.process_time()
-    assert len(Candidates.of(texts, torch.device("cpu")).trie.ids) > 2800
+    assert len(Candidates.of(texts, torch.device("cpu")).prefix_ids) > 2800
     assert time.process_time() - started < 0.5  # seconds; comparing all pairs took more than one

@@ -1,0 +1,183 @@
+"""The turns of an episode: prompts that contain the turns before cost their new tokens only, with equal results."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import batch_of, save_tiny_model, text_policy
+
+from lrl.codecs.toy_text import FrozenLakeCodec, render_map
+from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
+from lrl.lm.prefill import KeptPrompts
+from lrl.policies.scoring import ScoringPolicy
+from lrl.prompts import PromptTemplate
+from lrl.types import PastTurn, RandomKeys, TurnBatch
+
+MAPS = [render_map(state, ("SFFF", "FHFH", "FFFH", "HFFG")) for state in (0, 1, 4, 8, 9, 13)]
+HEAD = ValueHeadConfig(hidden_sizes=(4,), init_seed=0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def policy_of(kind, folder, **model):
+    model = {"dtype": "float64"} | model
+    prompt = {"system": "", "history": 4, "history_block": 3}
+    if kind == "text":
+        policy = text_policy(folder, max_new_tokens=4, value_head=HEAD, **model)
+        policy.prompt = replace(policy.prompt, **prompt)
+    else:
+        prompt = PromptTemplate(response_format="direct", **prompt)
+        policy = ScoringPolicy(LanguageModelConfig(name=folder, **model), prompt, value_head=HEAD)
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    return policy
+
+
+def play(policy, turns=8, rows=3, collection=0):
+    """Return the turns of some episodes, and the number of tokens of prompts that were computed in each turn."""
+    memory, decisions, computed = [()] * rows, [], []
+    for turn in range(turns):
+        keys = RandomKeys(seed=0, purpose="test", collection=collection, env=np.arange(rows), turn=np.full(rows, turn))
+        seen = [MAPS[(turn * (row + 1) + row) % len(MAPS)] for row in range(rows)]
+        decisions.append(policy.act(seen, memory, keys, policy.sampling))
+        memory = decisions[-1].memory
+        kept = policy.language_model.kept
+        computed.append(None if kept is None else kept.computed_tokens)
+    return decisions, computed
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_a_kept_cache_changes_no_sample_and_no_logprob(folder, kind):
+    kept, plain = policy_of(kind, folder), policy_of(kind, folder, prompt_cache_mb=0)
+    plain.load_state_dict(kept.state_dict())
+    (ours, computed), (wanted, _) = play(kept), play(plain)
+    for one, other in zip(ours, wanted, strict=True):
+        assert one.actions == other.actions
+        torch.testing.assert_close(one.logprobs, other.logprobs, atol=1e-10, rtol=0)
+    tokens = [int(one.inputs["prompt_mask"].sum()) for one in ours]
+    assert computed[-1] < sum(tokens) / 2
+    new = np.diff(computed)
+    assert new[1] < tokens[2] / 2  # the second turn was continued
+    assert plain.language_model.kept is None
+
+
+def test_other_weights_or_another_collection_drop_the_cache(folder):
+    policy = policy_of("text", folder)
+    play(policy, turns=2)
+    assert policy.language_model.kept._rows
+    keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(1), turn=np.zeros(1))
+    policy.language_model.keep_prompts(keys)
+    assert policy.language_model.kept._rows
+    with torch.no_grad():
+        next(policy.language_model.parameters()).mul_(1)
+    policy.language_model.keep_prompts(keys)
+    assert not policy.language_model.kept._rows
+    play(policy, turns=2)
+    policy.language_model.keep_prompts(RandomKeys(seed=0, purpose="test", collection=1, env=keys.env, turn=keys.turn))
+    assert not policy.language_model.kept._rows
+
+
+def test_a_cache_beyond_its_limit_is_not_kept(folder, monkeypatch):
+    policy = policy_of("text", folder, prompt_cache_mb=1)
+    monkeypatch.setattr("lrl.lm.model.KeptPrompts", lambda size: KeptPrompts(10))
+    play(policy, turns=2)
+    assert not policy.language_model.kept._rows
+
+
+def stacked(decisions):
+    """The turns of all decisions as one batch."""
+    batches = [batch_of(one) for one in decisions]
+    width = max(one.inputs["prompt_ids"].shape[1] for one in batches)
+    tokens = max(one.response_mask.shape[1] for one in batches)
+
+    def stack(tensors, columns):
+        return torch.cat([torch.nn.functional.pad(one, (0, columns - one.shape[1])) for one in tensors])
+
+    inputs = {
+        name: stack([one.inputs[name] for one in batches], tokens if name == "response_ids" else width)
+        for name in batches[0].inputs
+    }
+    fields = ("response_mask", "old_logprobs", "advantages")
+    return TurnBatch(inputs=inputs, **{name: stack([getattr(one, name) for one in batches], tokens) for name in fields})
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_an_update_computes_the_tokens_of_an_episode_once(folder, kind):
+    policy, plain = policy_of(kind, folder), policy_of(kind, folder, share_prompts=False)
+    plain.load_state_dict(policy.state_dict())
+    batch = stacked(play(policy)[0])
+    results, cells = [], []
+    for one in (policy, plain):
+        model = one.language_model.model
+        words = model.get_input_embeddings()
+        handle = words.register_forward_hook(lambda _, given, out: cells.append(out.shape[:2].numel()))
+        out = one.evaluate(batch)
+        handle.remove()
+        weights = torch.linspace(-1, 1, out.logprobs.numel()).view(out.logprobs.shape) * batch.response_mask
+        (weights * (out.logprobs + out.entropy) + weights * out.values).sum().backward()
+        results.append([out.logprobs, out.values, *(weight.grad for weight in one.parameters())])
+        torch.testing.assert_close(out.logprobs * batch.response_mask, batch.old_logprobs, atol=1e-9, rtol=0)
+    assert cells[0] < sum(cells[1:]) / 2
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)  # norms and softmax are in float32
+
+
+def past(turns):
+    return tuple(PastTurn(str(turn), "UP") for turn in range(turns))
+
+
+@pytest.mark.parametrize(("history", "block"), [(0, 1), (3, 1), (3, 2), (4, 4), ("all", 1)])
+def test_the_window_drops_turns_in_blocks(history, block):
+    template = PromptTemplate(history=history, history_block=block, response_format="direct")
+    grown = ()
+    for turn in range(12):
+        grown = template.extend_history(FrozenLakeCodec(), grown, str(turn), "UP")
+        whole = past(turn + 1)
+        assert grown == template.truncate_history(whole)
+        assert grown == whole[len(whole) - len(grown) :]
+        if history == "all":
+            assert grown == whole
+        else:
+            assert len(grown) <= history and (len(whole) - len(grown)) % block == 0
+            assert len(grown) == len(whole) or len(grown) > history - block
+
+
+@pytest.mark.parametrize(("history", "block"), [(0, 2), (3, 0), (3, 4)])
+def test_a_block_larger_than_the_window_is_an_error(history, block):
+    with pytest.raises(ValueError, match=f"prompt.history_block is {block}; it must be from 1 to prompt.history"):
+        PromptTemplate(history=history, history_block=block)
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_states_below_the_adapters_are_computed_once_per_token_of_an_episode(folder, kind, monkeypatch):
+    lora = LoRAConfig(r=2, alpha=8, last_layers=1)
+    monkeypatch.setattr("lrl.lm.model.PIECE", 16)
+    kept, plain, whole = (
+        policy_of(kind, folder, lora=lora, **more)
+        for more in ({}, {"state_cache_mb": None}, {"share_prompts": False, "state_cache_mb": None})
+    )
+    with torch.no_grad():
+        for weight in kept.parameters():
+            if weight.requires_grad:
+                weight.add_(0.1 * torch.ones_like(weight).cumsum(-1).sin())
+    for policy in (plain, whole):
+        policy.load_state_dict(kept.state_dict())
+    batch, results = stacked(play(kept)[0]), []
+    for policy in (kept, kept, plain, whole):
+        out = policy.evaluate(batch)
+        weights = torch.linspace(-1, 1, out.logprobs.numel()).view(out.logprobs.shape) * batch.response_mask
+        (weights * (out.logprobs + out.entropy) + weights * out.values).sum().backward()
+        results.append([weight.grad for weight in policy.parameters() if weight.requires_grad])
+        policy.zero_grad()
+        torch.testing.assert_close(out.logprobs * batch.response_mask, batch.old_logprobs, atol=1e-5, rtol=0)
+    for one, again, *others in zip(*results, strict=True):
+        assert torch.equal(one, again)
+        for other in others:
+            torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+    tokens = int(batch.inputs["prompt_mask"].sum())
+    assert kept.language_model.lower.computed_tokens < 0.7 * tokens
