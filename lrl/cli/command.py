@@ -32,7 +32,7 @@ from lrl.ranges import RANGES
 _WORDS: ContextVar[Sequence[str]] = ContextVar("words", default=())
 """The words of the command line that is being run."""
 _KINDS = {int: "an integer", float: "a number", dict: "a JSON object"}
-"""What a value of each type must be, to be read after "it must be"."""
+"""Description of a value of each type, which follows "it must be" in error messages."""
 
 
 def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], None]:
@@ -64,7 +64,7 @@ def command_line(program: str) -> str:
     """Return the command that is being run, for a file of results.
 
     Args:
-        program: what the words of the command line follow, such as ``lrl evaluate``.
+        program: the program and subcommand that precede the options, such as ``lrl evaluate``.
     """
     return f"{program} {shlex.join(_WORDS.get())}".strip()
 

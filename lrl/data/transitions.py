@@ -21,7 +21,8 @@ from lrl.rewards.reward_model import space_to_dict, transition_vectors
 Split = Literal["train", "validation", "test"]
 
 _MISSING = 0.01
-"""Largest share of a return's weight, ``gamma**n``, that may belong to rewards beyond a time limit."""
+"""Largest ``gamma**n`` that is accepted: the share of a return's total weight that falls on the unknown rewards after a
+time limit, where ``n`` is the number of known rewards."""
 
 
 @register
@@ -35,8 +36,8 @@ class TransitionsDataModule(ClockedDataModule):
     measure memorisation. Early stopping uses the validation split, and ``lrl test`` a third split.
 
     The target of a step is its reward or, with ``gamma``, the return from there on, because a policy that maximises
-    only the reward of its next step neglects the following ones. Rewards beyond a time limit are unknown. The last
-    steps of a truncated episode, for which such rewards have more than a hundredth of the return's weight, are omitted.
+    only the reward of its next step neglects the following ones. Rewards after a time limit are unknown. The last
+    steps of a truncated episode are omitted if such rewards carry more than a hundredth of the return's total weight.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local; or a list of several with the
@@ -148,7 +149,7 @@ class TransitionsDataModule(ClockedDataModule):
                 )
         for split in ("train", "validation", *(["test"] if self.test_share else [])):
             if split not in self._rows:
-                known = " whose return is known up to the time limit; data.gamma must be smaller" if self.gamma else ""
+                known = " with enough known rewards after it; data.gamma must be smaller" if self.gamma else ""
                 raise ValueError(
                     f"data.dataset_id is {self.dataset_id!r}, whose {split} split contains no step{known}."
                 )
@@ -174,7 +175,10 @@ class TransitionsDataModule(ClockedDataModule):
         return -(-len(self.rows("train")[1]) // self.batch_size)
 
     def batch(self, epoch: int, index: int, rank: int = 0, world_size: int = 1) -> tuple[Tensor, Tensor]:
-        """Return a rank's part of batch ``index``; the last batch of a pass is filled with its first rows."""
+        """Return a rank's part of batch ``index``.
+
+        If the last batch of a pass is too small, it is filled with the first rows of that pass.
+        """
         inputs, rewards = self.rows("train")
         if self._order[0] != epoch:
             order = permutation(len(rewards), "transitions", self.seed, epoch)
@@ -218,8 +222,8 @@ def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> T
 
     Args:
         rewards: rewards of the steps, float64 ``(step,)``.
-        terminated: whether the episode terminated. If it was truncated, the last steps are omitted, for which the
-            unknown rewards have more than a hundredth of the return's weight (``gamma**n`` after ``n`` rewards).
+        terminated: whether the episode terminated. If it was truncated, the last steps are omitted if the unknown
+            rewards carry more than a hundredth of the return's total weight (``gamma**n`` after ``n`` rewards).
         gamma: discount, in [0, 1).
     """
     returns = accumulate(reversed(rewards.tolist()), lambda following, reward: reward + gamma * following)

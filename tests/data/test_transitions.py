@@ -103,9 +103,7 @@ def test_returns_beyond_a_time_limit_are_left_out(terminated, gamma, expected):
 
 def test_a_discount_that_no_episode_is_long_enough_for_is_named():
     write()
-    with pytest.raises(
-        ValueError, match="whose train split contains no step whose return is known up to the time limit"
-    ):
+    with pytest.raises(ValueError, match="whose train split contains no step with enough known rewards after it"):
         loaded(gamma=0.9)
 
 
@@ -114,7 +112,7 @@ def test_a_discount_that_no_episode_is_long_enough_for_is_named():
 def test_a_discount_for_which_the_episodes_of_a_split_are_too_short_is_named(split):
     write()
     write("lrl/short-v0", short=loaded().episodes[split])
-    with pytest.raises(ValueError, match=f"whose {split} split contains no step whose return is known"):
+    with pytest.raises(ValueError, match=f"whose {split} split contains no step with enough known rewards"):
         loaded(dataset_id="lrl/short-v0", gamma=0.1)
 
 
