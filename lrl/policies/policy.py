@@ -16,6 +16,7 @@ from lrl.lm.forward import without_gradient
 from lrl.lm.heads import RunningStatistics, ValueHead, ValueHeadConfig, at_least_float32, vectors
 from lrl.lm.layouts import pad_prompts
 from lrl.lm.model import LanguageModel
+from lrl.lm.prefill import distinct_prompts, prefill
 from lrl.policies.actor import Actor
 from lrl.prompts import PromptTemplate, get_response_format
 from lrl.types import Evaluation, History, Inputs, NativeTurn, TurnBatch
@@ -80,6 +81,13 @@ class LanguageModelTrunk:
         inputs = pad_prompts(prompts, model.device)
         inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
         mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
+        if model.kept is not None and not model.has_critic_adapter:  # prompts that continue those of the last turn
+            unique, index = distinct_prompts(prompts)
+            model.prepare_decoding(max(map(len, prompts)), 0)
+            with without_gradient(model):
+                return self.value_head(prefill(model.model, unique, True, model.kept).states[index][:, None], mask)[
+                    :, 0
+                ]
         after = mask & (model.lower is None)  # with frozen lower layers, the row needs no token after the prompt
         passes, parts = model.passes(inputs, after.sum(1), logits=False), list[Tensor]()
         with without_gradient(model):

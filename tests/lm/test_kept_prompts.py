@@ -59,7 +59,11 @@ def test_a_kept_cache_changes_no_sample_and_no_logprob(folder, kind):
     for one, other in zip(ours, wanted, strict=True):
         assert one.actions == other.actions
         torch.testing.assert_close(one.logprobs, other.logprobs, atol=1e-10, rtol=0)
+    seen = MAPS[:3], ours[-1].memory
+    before = kept.language_model.kept.computed_tokens
+    torch.testing.assert_close(kept.state_values(*seen), plain.state_values(*seen), atol=1e-10, rtol=0)
     tokens = [int(one.inputs["prompt_mask"].sum()) for one in ours]
+    assert kept.language_model.kept.computed_tokens - before < tokens[-1] / 2
     assert computed[-1] < sum(tokens) / 2
     new = np.diff(computed)
     assert new[1] < tokens[2] / 2  # the second turn was continued
