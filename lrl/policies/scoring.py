@@ -263,6 +263,7 @@ class ScoringPolicy(Policy):
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute the log-probability of each choice and the entropy over the candidates, each ``(turn, 1)``."""
         self.train(dropout_seed is not None)
+        self.language_model.keep_prompts(None)  # its memory is needed for the update
         with seeded(dropout_seed, self.language_model.device):
             scores, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
         distribution = Categorical(scores[:, None], self.sampling.temperature)

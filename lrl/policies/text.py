@@ -202,6 +202,7 @@ class TextPolicy(Policy):
         the backward pass.
         """
         self.train(dropout_seed is not None)
+        self.language_model.keep_prompts(None)  # its memory is needed for the update
         layout = self._layout(batch.inputs, batch.response_mask)
         mask, values = batch.response_mask, None
         ids = batch.inputs["response_ids"][:, : mask.shape[1]]
