@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -188,8 +189,8 @@ class RolloutDataModule(RunDataModule):
     def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
         """Return the shuffled order of turns, int64 ``(turn,)``.
 
-        Turns with equal prompts are adjacent, and so are those whose prompts continue the same first prompt, as the
-        turns of an episode with history do. These are in lexicographic order.
+        Turns with equal prompts are adjacent, and so are those whose prompts continue each other, as the turns of an
+        episode with history do.
         """
         shuffled = torch.from_numpy(permutation(len(batch), "minibatch", self.seed, self.collection, epoch))
         if "prompt_ids" not in batch.inputs:
@@ -197,7 +198,7 @@ class RolloutDataModule(RunDataModule):
         prompts, mask = (batch.inputs[name].cpu()[shuffled] for name in ("prompt_ids", "prompt_mask"))
         paths, path_of, shared = sorted_paths(torch.where(mask, prompts, -1))
         cluster = _clusters((paths >= 0).sum(1).tolist(), shared.tolist())
-        place = torch.from_numpy(permutation(cluster[-1] + 1, "cluster", self.seed, self.collection, epoch))
+        place = torch.from_numpy(permutation(max(cluster) + 1, "cluster", self.seed, self.collection, epoch))
         order = place[torch.tensor(cluster)[path_of]] * len(paths) + path_of
         return shuffled[torch.argsort(order, stable=True)]
 
@@ -244,17 +245,24 @@ class RolloutDataModule(RunDataModule):
 
 
 def _clusters(sizes: Sequence[int], shared: Sequence[int]) -> list[int]:
-    """Return the cluster of each prompt: prompts that begin with the whole first prompt of a cluster belong to it.
+    """Return the cluster of each prompt: a prompt and the only one that continues it belong to the same cluster.
+
+    Where the episodes of a group differ, several prompts continue the same one. There each episode begins a cluster, so
+    that minibatches are still shuffled.
 
     Args:
         sizes: tokens of each prompt, in lexicographic order.
         shared: tokens that each prompt shares with the one before it.
     """
-    clusters, first, common = list[int](), 0, 0
-    for size, equal in zip(sizes, shared, strict=True):
-        common = min(common, equal)
-        begins = not clusters or common < first
-        clusters.append(clusters[-1] + begins if clusters else 0)
-        if begins:
-            first, common = size, size
+    parents, open_prompts = list[int](), list[int]()
+    for number, equal in enumerate(shared):
+        while open_prompts and sizes[open_prompts[-1]] > equal:
+            open_prompts.pop()
+        parents.append(open_prompts[-1] if open_prompts else -1)
+        open_prompts.append(number)
+    continuations, clusters, count = Counter(parents), list[int](), 0
+    for parent in parents:
+        continues = parent >= 0 and continuations[parent] == 1
+        clusters.append(clusters[parent] if continues else count)
+        count += not continues
     return clusters

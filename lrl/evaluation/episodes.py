@@ -236,6 +236,7 @@ def evaluate_policy(
     try:
         return EpisodeResults.of(seed, index, steps(), env_factory.success_at)
     finally:
+        policy.end_episodes()
         envs.close()
 
 

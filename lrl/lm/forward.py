@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import agrees, bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
-from lrl.lm.layouts import Layout, Lower, Turns, lay_out, pack, sorted_paths
+from lrl.lm.layouts import Layout, Lower, Turns, lay_out, pack, sorted_paths, widest_row
 
 # Change what a forward pass computes.
 
@@ -283,14 +283,17 @@ def divide_turns(inputs: Mapping[str, Tensor], sizes: Tensor, memory: PassMemory
         path = path_of[order]
         new = functional.pad(path[1:] != path[:-1], (1, 0), value=1)
         common = torch.where(new, of_paths[path], whole[order])
-    starts, tokens, columns, widest = [0], 0, 0, 0
+    starts, tokens, columns, widest, filled, row_width = [0], 0, 0, 0, 0, widest_row(int(whole.max()))
     parts = zip(whole[order].tolist(), sizes[order].tolist(), common.tolist(), strict=True)
     for place, (length, size, known) in enumerate(parts):
+        if shared and filled + length - known > row_width:  # what another row begins with is computed again
+            known, filled = 0, 0
+        filled += length - known
         tokens, columns, widest = tokens + length - known, columns + size + 1, max(widest, length)
         used = memory.of(tokens if shared else widest * (place - starts[-1] + 1), columns)
         if place > starts[-1] and used > memory.limit:
             starts.append(place)
-            tokens, columns, widest = length, size + 1, length
+            tokens, columns, widest, filled = length, size + 1, length, length
     return [everything] if len(starts) == 1 else list(order.tensor_split(starts[1:]))
 
 

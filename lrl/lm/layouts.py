@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _MAX_COLUMNS = 4096
-"""Largest width that :func:`pack` chooses itself: the memory of the mask is quadratic in it."""
+"""Largest width that :func:`pack` chooses itself, unless two of the longest turns are wider: the memory of the mask is
+quadratic in it."""
 
 
 class Turns(NamedTuple):
@@ -195,9 +196,7 @@ class Candidates(NamedTuple):
         return cls(ids, mask, before, *torch.tensor(about, dtype=torch.long, device=device))
 
 
-def pack(
-    turns: Turns, max_row_tokens: int | None = None, candidates: Candidates | None = None, limit: int | None = None
-) -> Layout:
+def pack(turns: Turns, max_row_tokens: int | None = None, candidates: Candidates | None = None) -> Layout:
     """Arrange several turns per row, and compute the tokens that they begin with once per row.
 
     The last token of a response is omitted, because it predicts nothing.
@@ -206,7 +205,6 @@ def pack(
         turns: to arrange.
         max_row_tokens: the width of rows, unless a turn is longer; None chooses the cheapest one.
         candidates: texts whose prefixes follow each prompt, in place of responses.
-        limit: the largest width that is chosen; None for no other limit than memory.
     """
     device = turns.prompt_ids.device
     if candidates is not None:
@@ -217,7 +215,7 @@ def pack(
     turn.scatter_reduce_(0, path_of, torch.arange(len(ids), device=device), "amin")
     size = (paths >= 0).sum(1)
     extra = 0 if candidates is None else len(candidates.prefix_ids)
-    row = torch.tensor(_fill(shared.tolist(), size.tolist(), extra, max_row_tokens, limit), device=device)
+    row = torch.tensor(_fill(shared.tolist(), size.tolist(), extra, max_row_tokens), device=device)
 
     # The columns that path k adds to its row begin at start[k]: its own tokens, then the prefixes of candidates.
     opens = functional.pad(row[1:] != row[:-1], (1, 0), value=1)
@@ -280,7 +278,7 @@ def sorted_paths(ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return paths, path_of, functional.pad(shared, (1, 0))
 
 
-def _fill(shared: Sequence[int], sizes: Sequence[int], extra: int, width: int | None, limit: int | None) -> list[int]:
+def _fill(shared: Sequence[int], sizes: Sequence[int], extra: int, width: int | None) -> list[int]:
     """Return the row of each path: rows are filled in order.
 
     Args:
@@ -288,7 +286,6 @@ def _fill(shared: Sequence[int], sizes: Sequence[int], extra: int, width: int | 
         sizes: tokens of each path.
         extra: columns after each path.
         width: largest width of a row, unless a path is longer; None chooses the cheapest one.
-        limit: the largest width that is chosen, unless a path is longer.
     """
 
     def fill(width: int) -> tuple[list[int], float]:
@@ -303,12 +300,18 @@ def _fill(shared: Sequence[int], sizes: Sequence[int], extra: int, width: int | 
 
     if width is not None:
         return fill(width)[0]
-    width, limit = max(sizes) + extra, min(limit or _MAX_COLUMNS, _MAX_COLUMNS)
+    width = max(sizes) + extra
+    limit = widest_row(width)
     layouts = [fill(width)]
     while layouts[-1][0][-1] > 0 and width < limit:
         width = min(2 * width, limit)
         layouts.append(fill(width))
     return min(layouts, key=lambda layout: layout[1])[0]
+
+
+def widest_row(longest: int) -> int:
+    """Return the largest width of rows that :func:`pack` chooses for turns of at most ``longest`` tokens."""
+    return max(_MAX_COLUMNS, 2 * longest)
 
 
 def cost_of(rows: int, width: int) -> float:

@@ -173,7 +173,8 @@ class LanguageModel(nn.Module):
     ) -> Layout:
         """Arrange turns in rows for one forward pass, see :mod:`lrl.lm.layouts`.
 
-        Tokens that turns begin with are computed once, if the model's attention allows it.
+        Tokens that turns begin with are computed once, if the model's attention allows it; with dropout, these turns
+        then have the same dropout masks there.
 
         Args:
             inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and ``response_ids`` ``(turn, token)``.
@@ -190,7 +191,7 @@ class LanguageModel(nn.Module):
         if not (self.cached and self.share):
             layout = lay_out(turns, align="prompt" if self.cached else "left")
         else:
-            layout = pack(turns, pack_tokens, candidates, limit=self.max_positions)
+            layout = pack(turns, pack_tokens, candidates)
         if (lower := self._lower_layers()) is None:
             return layout
         return lower.fill(layout, turns, candidates)

@@ -154,14 +154,17 @@ class KeptPrompts:
 
 
 @torch.no_grad()
-def prefill(model: Any, prompts: Sequence[tuple[int, ...]], share: bool, kept: KeptPrompts | None = None) -> Prefilled:
+def prefill(
+    model: Any, prompts: Sequence[tuple[int, ...]], share: bool, kept: KeptPrompts | None = None, keep: bool = True
+) -> Prefilled:
     """Compute the KV cache of some prompts, and the logits after them.
 
     Args:
         model: called as a Hugging Face causal LM is.
         prompts: token ids.
         share: compute the common prefix once and let the cache reserve room; requires full attention in every layer.
-        kept: the prompts of the last call, which are continued and replaced, if ``share``; None keeps none.
+        kept: the prompts of the last call, which are continued if ``share``; None keeps none.
+        keep: whether these prompts replace those of the last call.
     """
     device = next(model.parameters()).device
     known = [None] * len(prompts) if kept is None or not share else kept.longest(prompts)
@@ -200,7 +203,7 @@ def prefill(model: Any, prompts: Sequence[tuple[int, ...]], share: bool, kept: K
     filled = (
         parts[0] if len(parts) == 1 else _merged(model, parts, torch.argsort(torch.tensor(order, device=device)), share)
     )
-    if kept is not None and share:
+    if kept is not None and share and keep:
         kept.put(prompts, filled)
     return filled
 

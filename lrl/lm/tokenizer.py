@@ -168,11 +168,11 @@ class ChatTokenizer:
             attempts[dropped] = text, self._encode(text, is_marked)
             return len(attempts[dropped][1]) <= max_prompt_tokens
 
-        block, dropped = template.history_block, 0
-        if not fits(0):
-            dropped = bisect_left(range(len(window) + 1), True, lo=1, key=fits)
-            if dropped <= len(window) and not fits(dropped := min(-(-dropped // block) * block, len(window))):
-                raise AssertionError("a prompt became longer without a turn of its history")
+        dropped = 0 if fits(0) else bisect_left(range(len(window) + 1), True, lo=1, key=fits)
+        if 0 < dropped < len(window):  # drop turns in blocks of at most half of those that fit
+            block = min(template.history_block, max(1, (len(window) - dropped) // 2))
+            dropped = -(-dropped // block) * block
+            fits(dropped)
         if dropped > len(window):
             raise ValueError(
                 f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "

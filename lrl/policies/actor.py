@@ -66,6 +66,9 @@ class Actor(nn.Module, ABC):
     def configure(self) -> None:  # noqa: B027 (most actors have no weights)
         """Build the networks and load their weights; further calls do nothing."""
 
+    def end_episodes(self) -> None:  # noqa: B027 (most actors keep nothing)
+        """Free memory that is needed only while episodes are played. Called after an evaluation or a collection."""
+
     @abstractmethod
     def act(
         self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
@@ -149,3 +152,7 @@ class ActorWrapper(Actor, ABC):
     def prepare(self, envs: VectorEnv) -> None:
         """Prepare the environments for the wrapped actor."""
         self.actor.prepare(envs)
+
+    def end_episodes(self) -> None:
+        """Free memory of the wrapped actor."""
+        self.actor.end_episodes()

@@ -85,9 +85,9 @@ class LanguageModelTrunk:
             unique, index = distinct_prompts(prompts)
             model.prepare_decoding(max(map(len, prompts)), 0)
             with without_gradient(model):
-                return self.value_head(prefill(model.model, unique, True, model.kept).states[index][:, None], mask)[
-                    :, 0
-                ]
+                return self.value_head(
+                    prefill(model.model, unique, True, model.kept, keep=False).states[index][:, None], mask
+                )[:, 0]
         after = mask & (model.lower is None)  # with frozen lower layers, the row needs no token after the prompt
         passes, parts = model.passes(inputs, after.sum(1), logits=False), list[Tensor]()
         with without_gradient(model):
@@ -164,6 +164,11 @@ class Policy(Actor):
         Raises:
             ValueError: If the policy is not differentiable.
         """
+
+    def end_episodes(self) -> None:
+        """Drop the KV cache that is kept from turn to turn."""
+        if self.trunk is not None:
+            self.trunk.language_model.keep_prompts(None)
 
     # -- the critic ----------------------------------------------------------------------------------------------
 

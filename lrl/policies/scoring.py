@@ -45,8 +45,8 @@ class ScoringPolicy(Policy):
         normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
             (TWOSOME), which does not favour short texts.
         max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        pack_tokens: length of rows that hold several prompts, whose common prefix is then computed once per row; only
-            for candidates of one token. Null computes each prompt in a separate row.
+        pack_tokens: length of rows that hold several prompts, in which the tokens that prompts begin with are computed
+            once; null chooses the cheapest length.
         value_head: configures a critic on the hidden states; null creates none.
 
     Raises:
@@ -132,12 +132,8 @@ class ScoringPolicy(Policy):
                     f"language_model.name is {name!r}, which {fault}; its vocabulary must contain the words of all "
                     "actions."
                 )
-        if self.pack_tokens is not None and (
-            max(map(len, self._tokens), default=0) > 1 or not self.language_model.share
-        ):
-            logging.getLogger("lrl").warning(
-                "policy.pack_tokens is ignored: an action has several tokens, or turns cannot share rows here."
-            )
+        if self.pack_tokens is not None and not self.language_model.share:
+            logging.getLogger("lrl").warning("policy.pack_tokens is ignored: turns of this model cannot share rows.")
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
         """Return the id of each response: the index of its action among the candidates.
@@ -175,6 +171,7 @@ class ScoringPolicy(Policy):
                 sums, states = candidate_logprobs(model.model, prompts, candidates, dtype, model.kept)
                 scores = sums / self._divisors()
             else:
+                model.keep_prompts(None)
                 scores, states = self._scores_and_states(inputs["prompt_ids"], inputs["prompt_mask"])
             mask, values = torch.ones(len(prompts), 1, dtype=torch.bool, device=scores.device), None
             if self.value_head is not None and self.trunk.has_fixed_states:
@@ -263,7 +260,6 @@ class ScoringPolicy(Policy):
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute the log-probability of each choice and the entropy over the candidates, each ``(turn, 1)``."""
         self.train(dropout_seed is not None)
-        self.language_model.keep_prompts(None)  # its memory is needed for the update
         with seeded(dropout_seed, self.language_model.device):
             scores, states = self._scores_and_states(batch.inputs["prompt_ids"], batch.inputs["prompt_mask"])
         distribution = Categorical(scores[:, None], self.sampling.temperature)

@@ -34,9 +34,8 @@ class TextPolicy(Policy):
         sampling: sampling in training. Only the temperature can be changed: top-k and top-p would require storing the
             tokens that could be sampled.
         max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        pack_tokens: length of rows that hold several turns, which do not attend to each other, when turns are
-            evaluated; null lets turns with equal prompts share a row instead. Packing is faster if the lengths of
-            prompts differ.
+        pack_tokens: length of rows that hold several turns when turns are evaluated, in which the tokens that turns
+            begin with are computed once; null chooses the cheapest length.
         value_head: configures a critic on the hidden states; null creates none.
         generator: samples the responses; null selects the language model's own decoding loop.
 
@@ -202,7 +201,6 @@ class TextPolicy(Policy):
         the backward pass.
         """
         self.train(dropout_seed is not None)
-        self.language_model.keep_prompts(None)  # its memory is needed for the update
         layout = self._layout(batch.inputs, batch.response_mask)
         mask, values = batch.response_mask, None
         ids = batch.inputs["response_ids"][:, : mask.shape[1]]

@@ -107,6 +107,7 @@ class VectorEnvRollouts(L.Callback):
                 return self._collector(pl_module, plan, trainer.world_size).collect(plan)
 
         rollout = pl_module.interruption.attempt(play)
+        pl_module.policy.end_episodes()
         seconds = monotonic() - started
         with pl_module.deferred_signals:  # PPO may fit its critic here
             with trainer.precision_plugin.forward_context(), unsharded(pl_module):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_runs import from_settings
 
-from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.data.rollout_buffer import RolloutDataModule, _clusters
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.training.collect import VectorEnvRollouts
 from lrl.types import TurnBatch
@@ -114,6 +114,16 @@ def test_turns_whose_prompts_continue_each_other_are_in_one_minibatch():
         seen += numbers_of
     assert sorted(seen) == sorted(list(range(episodes)) * 4)
     assert seen != sorted(seen)  # the episodes are shuffled
+
+
+def test_episodes_with_the_same_first_prompt_are_shuffled_and_each_stays_together():
+    rows = [[100, 5]] * 8 + [[100, 5, 10 + episode, *range(1, turn)] for episode in range(8) for turn in range(1, 5)]
+    order, sizes = sorted(rows), [len(row) for row in sorted(set(map(tuple, rows)))]
+    paths = sorted(set(map(tuple, rows)))
+    shared = [0, *(sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*two, strict=False)))
+                   for two in itertools.pairwise(paths))]  # fmt: skip
+    clusters = _clusters(sizes, shared)
+    assert clusters == [0, *(episode + 1 for episode in range(8) for _ in range(4))] and len(order) == 40
 
 
 def test_turns_with_equal_prompts_stand_side_by_side():

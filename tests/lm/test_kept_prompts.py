@@ -8,12 +8,14 @@ import torch
 from tiny_runs import batch_of, save_tiny_model, text_policy
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.episodes import evaluate_policy
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.lm.prefill import KeptPrompts
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
-from lrl.types import PastTurn, RandomKeys, TurnBatch
+from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAPS = [render_map(state, ("SFFF", "FHFH", "FFFH", "HFFG")) for state in (0, 1, 4, 8, 9, 13)]
 HEAD = ValueHeadConfig(hidden_sizes=(4,), init_seed=0)
@@ -185,3 +187,41 @@ def test_states_below_the_adapters_are_computed_once_per_token_of_an_episode(fol
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
     tokens = int(batch.inputs["prompt_mask"].sum())
     assert kept.language_model.lower.computed_tokens < 0.7 * tokens
+
+
+def test_the_cache_is_dropped_at_the_end_of_an_evaluation_and_by_a_policy_that_recomputes(folder):
+    policy, envs = policy_of("scoring", folder), GymnasiumEnvs("FrozenLake-v1", max_episode_steps=4)
+    evaluate_policy(policy, envs, 2, 0, 2, SamplingConfig(temperature=1.0))
+    assert policy.language_model.kept is None
+    policy = policy_of("scoring", folder, recompute_logprobs=True)
+    keys = RandomKeys(seed=0, purpose="evaluation", collection=0, env=np.arange(1), turn=np.zeros(1, dtype=np.int64))
+    policy.act(MAPS[:1], [()], keys, SamplingConfig(temperature=0.0))
+    assert policy.language_model.kept is not None
+    decisions = policy.act(MAPS[:1], [()], replace(keys, purpose="rollout"), policy.sampling)
+    assert policy.language_model.kept is None
+    with torch.no_grad():
+        next(policy.language_model.parameters()).add_(0.1)
+    plain = policy_of("scoring", folder, prompt_cache_mb=0)
+    plain.load_state_dict(policy.state_dict())
+    wanted = plain.state_values(MAPS[1:2], decisions.memory)
+    torch.testing.assert_close(policy.state_values(MAPS[1:2], decisions.memory), wanted)
+
+
+def test_values_of_some_prompts_do_not_drop_the_others(folder):
+    policy = policy_of("text", folder)
+    decisions, _ = play(policy, turns=2)
+    kept = dict(policy.language_model.kept._rows)
+    policy.state_values(MAPS[:1], decisions[-1].memory[:1])
+    assert policy.language_model.kept._rows == kept
+
+
+def test_a_long_history_loses_at_most_half_of_the_turns_that_fit(folder):
+    policy = policy_of("text", folder)
+    template, codec = replace(policy.prompt, history="all", history_block=1), FrozenLakeCodec()
+    whole = tuple(PastTurn(MAPS[turn % 6], "UP") for turn in range(20))
+    encode = policy.language_model.tokenizer.encode_prompt
+    room = len(encode(template, codec, MAPS[0], whole[:6], 10**6))
+    blocks = replace(template, history_block=10)
+    lengths = [len(encode(blocks, codec, MAPS[0], whole[:turn], room)) for turn in range(20)]
+    single = [len(encode(template, codec, MAPS[0], whole[:turn], room)) for turn in range(20)]
+    assert max(lengths) <= room and all(2 * one >= other for one, other in zip(lengths, single, strict=True))

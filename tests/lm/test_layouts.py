@@ -174,7 +174,7 @@ def test_the_cheapest_width_is_chosen():
     assert pack(apart).input_ids.shape == (4, 11)
     together = turns([list(range(1, 10))] * 4, [[1, 2], [3, 2], [4, 1], [5, 2]])
     assert pack(together).input_ids.shape == (1, 13)
-    assert pack(together, limit=11).input_ids.shape == (2, 11)
+    assert pack(together, 11).input_ids.shape == (2, 11)
 
 
 def packed_turns(prefix=0):
