@@ -284,6 +284,9 @@ class NativeActor:
     def __init__(self, space):
         self.space = space
 
+    def end_episodes(self):
+        pass
+
     def prepare(self, envs):
         self.space.seed(0)
 
