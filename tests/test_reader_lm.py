@@ -1,4 +1,4 @@
-"""The embedded language model that reads: it says what stands in texts that it has never seen."""
+"""The embedded model `reader-lm` finds objects in observations that it was not trained on."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from lrl.data.sources import Augmentation, Demonstrations, LazyDemonstrations, R
 from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
 from lrl.functional.random import counter_hash, permutation
-from lrl.lm.frozen_states import LRUCache
+from lrl.lm.fixed_batches import LRUCache
 from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register

@@ -16,7 +16,7 @@ from lrl.envs.factory import EnvFactory
 from lrl.envs.minari_reader import DatasetReader, StoredEpisode, download
 from lrl.envs.prompt_env import EnvRows, EpisodeRows
 from lrl.functional.random import permutation
-from lrl.lm.frozen_states import LRUCache
+from lrl.lm.fixed_batches import LRUCache
 from lrl.ranges import HalfOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward import Row

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lrl.lm.attention import HALVED, compute_dtype, max_positions
 from lrl.lm.config import LanguageModelConfig
+from lrl.lm.fixed_batches import LRUCache, Shape, fixed_batches, place_matters
 from lrl.lm.forward import arbitrary_ids, without_gradient
-from lrl.lm.frozen_states import LRUCache, Shape, fixed_batches, place_matters
 from lrl.lm.heads import (
     ActionHead,
     ObservationCriticConfig,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tiny_architectures import load, save_tiny_model
 
 from lrl.lm.config import LoRAConfig
-from lrl.lm.frozen_states import Continuation, LowerLayers, Shape, fixed_batches, padded, place_matters
+from lrl.lm.fixed_batches import Shape, fixed_batches, padded, place_matters
+from lrl.lm.frozen_states import Continuation, LowerLayers
 from lrl.policies.head import KeptStates
 
 CPU = torch.device("cpu")

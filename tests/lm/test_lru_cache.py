@@ -1,6 +1,6 @@
 """A least-recently-used cache that is bounded by bytes."""
 
-from lrl.lm.frozen_states import LRUCache
+from lrl.lm.fixed_batches import LRUCache
 
 
 def test_the_least_recently_used_go_first():
