@@ -20,6 +20,14 @@ OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "go
 DOOR_STATES = ("open", "closed", "locked")
 """Names of MiniGrid's door states 0 to 2."""
 
+_WORDS = ("go", "pick", "up", "to", "open", "put", "next", "after", "then", "you", "the", "a")
+MISSION_WORDS = (*_WORDS, *COLORS, *OBJECTS[4:8])
+"""Words of missions. Missions with one object differ in their sets of words."""
+_CELL_SIZES = (len(OBJECTS), len(COLORS), len(DOOR_STATES))
+_CELL_ENDS = (len(OBJECTS), len(OBJECTS) + len(COLORS))
+SYMBOLIC_SIZE = VIEW_SIZE * VIEW_SIZE * sum(_CELL_SIZES) + len(MISSION_WORDS)
+"""Length of :func:`symbolic_view`."""
+
 _GOAL_OBJECT = re.compile(rf"((?:(?:{'|'.join(COLORS)}) )?(?:{'|'.join(OBJECTS[4:8])}))\b")
 """Matches an object in a goal, with its colour if there is one."""
 _AHEAD = re.compile(r"^You see a (?:[a-z ]+ )?([a-z]+) 1 step forward$", re.MULTILINE)
@@ -53,16 +61,22 @@ class BabyAICodec(NamedActionsCodec):
         """Situation of the agent and its six actions, without the goal."""
         return f"You are an agent in a room and see only what is ahead. Actions: {', '.join(self._actions)}."
 
-    def observation_to_text(self, observation: Mapping[str, Any], context: Any = None) -> str:
+    def observation_to_text(self, observation: Mapping[str, Any] | np.ndarray, context: Any = None) -> str:
         """Describe the goal and the visible objects.
 
         Args:
-            observation: MiniGrid's dict with ``image``, uint8 ``(7, 7, 3)``, and ``mission``, a string.
+            observation: MiniGrid's dict with ``image``, uint8 ``(7, 7, 3)``, and ``mission``, a string; or a vector of
+                :func:`symbolic_view`, whose mission is shown as its set of words.
             context: unused.
 
         Raises:
             ValueError: If ``image`` is not an image of MiniGrid.
         """
+        if isinstance(observation, np.ndarray):
+            cells = np.split(observation[: -len(MISSION_WORDS)].reshape(VIEW_SIZE, VIEW_SIZE, -1), _CELL_ENDS, axis=2)
+            words = [word for word, used in zip(MISSION_WORDS, observation[-len(MISSION_WORDS) :], strict=True) if used]
+            image = np.stack([kind.argmax(2) for kind in cells], axis=2).astype(np.uint8)
+            observation = {"image": image, "mission": " ".join(words)}
         return "\n".join((f"Goal: {observation['mission']}", *describe_view(observation["image"])))
 
     def summary(self, text: str) -> str:
@@ -90,6 +104,22 @@ class BabyAICodec(NamedActionsCodec):
         """Name the object in the cell directly ahead, without its colour: ``ball``, ``wall`` or ``nothing``."""
         match = _AHEAD.search(text)
         return match.group(1) if match else "nothing"
+
+
+def symbolic_view(image: np.ndarray, mission: str) -> np.ndarray:
+    """Encode an observation of MiniGrid for networks.
+
+    Args:
+        image: object, colour and state of each cell, uint8 ``(column, row, 3)``.
+        mission: the task in words.
+
+    Returns:
+        Object, colour and state of each cell, each one-hot, then for each of :data:`MISSION_WORDS` whether the mission
+        contains it; uint8 ``(SYMBOLIC_SIZE,)``.
+    """
+    cells = [np.eye(size, dtype=np.uint8)[image[:, :, index]] for index, size in enumerate(_CELL_SIZES)]
+    words = mission.replace(",", "").split()
+    return np.append(np.concatenate(cells, axis=2), np.isin(MISSION_WORDS, words).astype(np.uint8))
 
 
 def describe_view(image: np.ndarray) -> list[str]:

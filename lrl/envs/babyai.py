@@ -37,7 +37,7 @@ from minigrid.envs.babyai.core.verifier import (
 from minigrid.minigrid_env import MiniGridEnv
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
-from lrl.codecs.babyai import COLORS, VIEW_SIZE
+from lrl.codecs.babyai import COLORS, SYMBOLIC_SIZE, VIEW_SIZE, symbolic_view
 
 # The partial view of a MiniGrid agent. ``MiniGridEnv.gen_obs`` copies a grid of objects, rotates it up to four times
 # and visits each cell several times. The code below visits each cell once, which takes a quarter of the time of
@@ -244,6 +244,7 @@ class LocalLevel(RoomGridLevel):
         room_size: side length of a room in cells, including walls; at least 5.
         max_steps: time limit; None selects ``room_size**2`` steps for ``goto`` and ``pickup``, and twice as many for
             other tasks: 64 and 128 in rooms of size 8.
+        symbolic: observations are the vectors of :func:`symbolic_view`, for networks, instead of MiniGrid's dicts.
         render_mode: render mode of MiniGrid; None disables rendering.
 
     Raises:
@@ -257,6 +258,7 @@ class LocalLevel(RoomGridLevel):
         num_distractors: int | Sequence[int] = 8,
         room_size: int = 8,
         max_steps: int | None = None,
+        symbolic: bool = False,
         render_mode: str | None = None,
     ) -> None:
         distractors = (num_distractors,) if isinstance(num_distractors, int) else tuple(num_distractors)
@@ -277,6 +279,9 @@ class LocalLevel(RoomGridLevel):
                 "mission": spaces.Text(max_length=128, charset=_MISSION_CHARACTERS),
             }
         )
+        self.symbolic = symbolic
+        if symbolic:
+            self.observation_space = spaces.Box(0, 1, (SYMBOLIC_SIZE,), np.uint8)
         self._bot: BabyAIBot | None = None
         self._bot_action = 0
 
@@ -297,9 +302,12 @@ class LocalLevel(RoomGridLevel):
             self._bot_action = self._query_bot(action)
         return observation, reward, terminated, truncated, {"success": terminated and reward > 0}
 
-    def gen_obs(self) -> dict[str, Any]:
-        """Return MiniGrid's observation: a dict of ``image``, uint8 ``(7, 7, 3)``, ``direction`` and ``mission``."""
-        return {"image": agent_view(self), "direction": self.agent_dir, "mission": self.mission}
+    def gen_obs(self) -> Any:
+        """Return MiniGrid's dict of ``image``, uint8 ``(7, 7, 3)``, ``direction`` and ``mission``, or a vector."""
+        image = agent_view(self)
+        if self.symbolic:
+            return symbolic_view(image, self.mission)
+        return {"image": image, "direction": self.agent_dir, "mission": self.mission}
 
     def expert_action(self) -> int:
         """Return the action, from 0 to 5, of MiniGrid's bot in the current state.

@@ -165,3 +165,16 @@ def test_summary_is_the_position_of_the_goal_object(lines, summary):
 )
 def test_ahead_names_what_is_in_the_next_cell(line, ahead):
     assert BabyAICodec().ahead(f"Goal: go to the red ball\n{line}\nYou see a blue key 2 steps forward") == ahead
+
+
+def test_symbolic_observations_have_the_content_of_the_text() -> None:
+    settings = {"tasks": ["goto", "pickup"], "num_distractors": [0, 3, 5]}
+    worded = gym.make("lrl/BabyAI-MixedTrainLocal-v0", **settings)
+    symbolic = gym.make("lrl/BabyAI-MixedTrainLocal-v0", symbolic=True, **settings)
+    vectors = set()
+    for seed in range(30):
+        observation, vector = worded.reset(seed=seed)[0], symbolic.reset(seed=seed)[0]
+        assert symbolic.observation_space.contains(vector)
+        assert BabyAICodec().observation_to_text(vector) == BabyAICodec().observation_to_text(observation)
+        vectors.add(vector.tobytes())
+    assert len(vectors) == 30
