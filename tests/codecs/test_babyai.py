@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import lrl.envs  # noqa: F401 (registers the environments)
 from lrl.codecs import babyai
 from lrl.codecs.babyai import BabyAICodec, describe_view
 from lrl.codecs.codec import InvalidActionError
