@@ -1,6 +1,7 @@
 """Language models as reinforcement-learning policies.
 
-The names of the Python interface are imported when they are first used, so that ``import lrl`` takes no time.
+Each name of the Python interface is imported when it is first used. ``import lrl`` is therefore fast: it does not
+import torch or Lightning.
 """
 
 import re
@@ -9,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_PLACES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+)", _STUB, re.MULTILINE)}
-"""Module of each name of the interface, read from the stub file that type checkers read."""
+_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+)", _STUB, re.MULTILINE)}
+"""Module of each public name. It is read from the stub file, which type checkers use as well."""
 
-__all__ = sorted(_PLACES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of the interface."""
-    if name not in _PLACES:
+    """Import a public name when it is first used.
+
+    Raises:
+        AttributeError: If the name is not public.
+    """
+    if name not in _MODULES:
         raise AttributeError(f"module 'lrl' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
-    """Return the names of the interface, for completion."""
-    return sorted({*globals(), *_PLACES})
+    """Return all names of the module, including public names that have not been imported yet."""
+    return sorted({*globals(), *_MODULES})

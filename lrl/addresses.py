@@ -1,4 +1,7 @@
-"""Check settings of servers: addresses, and names of environment variables with keys, that must not hold secrets."""
+"""Checks of the settings of servers: URLs, and names of environment variables that contain API keys.
+
+These settings are written to files, so they must not contain secrets.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from urllib.parse import urlsplit
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether a URL is an address of this machine, for which no proxy may be used."""
+    """Return whether a URL is an address of this machine. Requests to such an address must not use a proxy."""
     host = urlsplit(url).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -18,16 +21,17 @@ def is_loopback(url: str) -> bool:
 
 
 def checked_url(key: str, url: str, example: str, keys_are: str = "") -> str:
-    """Return a base URL without a trailing slash.
+    """Check a base URL, and return it without a trailing slash.
 
     Args:
         key: name of the setting.
-        url: begins with ``http://`` or ``https://``.
-        example: an address for the error message.
-        keys_are: where API keys are read from instead, for the error message.
+        url: URL that begins with ``http://`` or ``https://``.
+        example: a valid URL, which is shown in the error message.
+        keys_are: how API keys are read, which completes "keys are ..." in the error message; empty omits this part.
 
     Raises:
-        ValueError: If it is not an HTTP address, or if it holds what may be a secret, which would be written to files.
+        ValueError: If ``url`` is not an HTTP URL, or if it has a user name, password, query or fragment, which may be
+            secret.
     """
     if any(mark in url for mark in "@?#"):
         where = f": keys are {keys_are}" if keys_are else ""
@@ -53,16 +57,16 @@ def check_variable(key: str, name: str) -> None:
         name: name of the variable.
 
     Raises:
-        ValueError: If it is not a name or may be a key; the message does not repeat it.
+        ValueError: If ``name`` is not a valid name, or if it looks like an API key; the error does not contain it.
     """
-    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or (name not in os.environ and _may_be_key(name)):
+    if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) or (name not in os.environ and _looks_like_key(name)):
         raise ValueError(
             f"{key} is not the name of an environment variable; it must be one, such as OPENAI_API_KEY, "
             "and never the key itself, which belongs in that variable."
         )
 
 
-def _may_be_key(name: str) -> bool:
+def _looks_like_key(name: str) -> bool:
     """Return whether a name looks like an API key: long, with digits, and with lower-case letters or no underscore."""
     looks_random = any(map(str.isdigit, name)) and ("_" not in name or any(map(str.islower, name)))
     return name.startswith("sk_") or (len(name) >= 16 and looks_random)

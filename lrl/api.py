@@ -1,4 +1,4 @@
-"""The functions of the Python interface, which ``lrl`` offers as ``lrl.train``, ``lrl.load`` and ``lrl.evaluate``."""
+"""The public functions ``lrl.train``, ``lrl.load`` and ``lrl.evaluate``."""
 
 from __future__ import annotations
 
@@ -45,30 +45,32 @@ def train(
     ckpt_path: str | Path | None = None,
     **trainer_settings: Any,
 ) -> L.Trainer:
-    """Train a module on data, on one device unless ``devices`` says otherwise.
+    """Train a module on data; the default is one device.
 
-    Without ``run_directory`` nothing is printed, logged or written. With it, the run leaves what a run of the command
-    line does: ``metrics.csv``, TensorBoard files, transcripts, checkpoints, ``run.log``, the command and the commit.
+    Without ``run_directory`` nothing is printed, logged or written. With it, the run prints its progress and writes the
+    files that ``lrl fit`` writes: ``metrics.csv``, TensorBoard files, transcripts, checkpoints, ``run.log``, the
+    command and the commit.
 
     Args:
-        module: what is trained, such as a :class:`~lrl.algorithms.grpo.GRPOModule`.
-        data: rollouts or demonstrations.
-        max_epochs: number of collections, or of passes over demonstrations; -1 has no limit.
+        module: algorithm with the policy that it trains, such as a :class:`~lrl.algorithms.grpo.GRPOModule`.
+        data: data module of rollouts or demonstrations.
+        max_epochs: number of collections, or of passes over demonstrations; -1 sets no limit.
         run_directory: a folder that does not exist yet or is empty; None writes nothing.
-        callbacks: added to those of the run directory. One of the same class takes the place of a default.
+        callbacks: Lightning callbacks. With ``run_directory``, callbacks for progress, transcripts and checkpoints are
+            added unless this list has one of the same class.
         ckpt_path: a checkpoint or a run directory from which to resume.
         trainer_settings: further arguments of :class:`lightning.Trainer`, such as ``devices`` and ``precision``.
 
     Returns:
-        The trainer: ``trainer.callback_metrics`` holds the last figures, ``trainer.lightning_module.policy`` the
-        policy.
+        The trainer: ``trainer.callback_metrics`` contains the last value of each metric,
+        ``trainer.lightning_module.policy`` the trained policy.
 
     Raises:
         ValueError: If the run directory is not empty, or there is no checkpoint at ``ckpt_path``.
     """
     silence_libraries()
     checkpoint = None if ckpt_path is None else str(checkpoint_file(Path(ckpt_path), "ckpt_path"))
-    used, record = list(callbacks), _Record()
+    used, in_checkpoints = list(callbacks), _ConfigInCheckpoints()
     settings: dict[str, Any] = QUIET | {"max_epochs": max_epochs}
     directory = None if run_directory is None else RunDirectory.create(str(run_directory), "", data.seed)
     if directory is not None:
@@ -79,11 +81,11 @@ def train(
     try:
         settings["enable_checkpointing"] = any(isinstance(callback, Checkpoint) for callback in used)
         if settings["enable_checkpointing"]:
-            record.config = config_text(module, data)
-        trainer = L.Trainer(callbacks=[*used, record], **settings | trainer_settings)
+            in_checkpoints.config = config_text(module, data)
+        trainer = L.Trainer(callbacks=[*used, in_checkpoints], **settings | trainer_settings)
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
     except BaseException:
-        if directory is not None and not record.begun:
+        if directory is not None and not in_checkpoints.begun:
             directory.discard()
         raise
     finally:
@@ -101,15 +103,16 @@ QUIET: dict[str, Any] = {
     "num_sanity_val_steps": 0,
     "use_distributed_sampler": False,
 }
-"""Settings of the trainer that ``configs/base.yaml`` has as well, for a run that shows and writes nothing."""
+"""Trainer settings of a run that prints and writes nothing; all but ``logger`` are also set in
+``configs/base.yaml``."""
 
 
-class _Record(L.Callback):
-    """Stores in each checkpoint the configuration of policy and environment, so that :func:`load` can build them."""
+class _ConfigInCheckpoints(L.Callback):
+    """Stores the configuration of policy and environment in each checkpoint, from which :func:`load` builds them."""
 
     config = ""
     begun = False
-    """Whether training has started: from then on the run directory is kept, even after an error."""
+    """Whether training has started. If an error occurs before, the run directory is deleted."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note that training has started."""
@@ -122,7 +125,7 @@ class _Record(L.Callback):
 
 
 def _loggers(path: Path) -> list[Logger]:
-    """Return the loggers of ``configs/base.yaml``, which write to the run directory itself."""
+    """Return the loggers of ``configs/base.yaml``, which write to the run directory itself and not to a subfolder."""
     return [
         CSVLogger(path, name="", version="", flush_logs_every_n_steps=1),
         TensorBoardLogger(path, name="", version="", default_hp_metric=False),
@@ -130,10 +133,14 @@ def _loggers(path: Path) -> list[Logger]:
 
 
 def config_text(module: RunModule, data: ClockedDataModule) -> str:
-    """Return the YAML configuration of a policy and its environments, or "" where they cannot be built from one.
+    """Return the YAML configuration of a policy and its environments; empty if no configuration can describe them.
 
-    It is read off the objects, which keep the arguments of their constructors, and is checked by building a policy
-    from it.
+    The configuration is assembled from the constructor arguments that the objects store. To check it, policy and
+    environment are built from it and compared with the given ones.
+
+    Args:
+        module: module with the policy.
+        data: data module with the environments of training and validation.
     """
     if not isinstance(module, PolicyModule) or not isinstance(data, RunDataModule):
         return ""
@@ -161,7 +168,7 @@ def config_text(module: RunModule, data: ClockedDataModule) -> str:
 
 
 def _config_of(value: Any) -> Any:
-    """Return an object as a configuration that :func:`lrl.registry.build` reads: mappings, lists, texts, numbers."""
+    """Return an object as a configuration for :func:`lrl.registry.build`: dicts and lists of strings and numbers."""
     for plain in (bool, int, float, str):
         if isinstance(value, plain):
             return plain(value)
@@ -180,7 +187,7 @@ def _config_of(value: Any) -> Any:
     if dataclasses.is_dataclass(getattr(value, "config", None)):  # a language model
         return _config_of(value.config)
     given = arguments_of(value)
-    given.pop("generator", None)  # a policy samples from the same distribution with the built-in one
+    given.pop("generator", None)  # the built-in generator samples from the same distribution
     arguments = {name: _config_of(entry) for name, entry in given.items()}
     if dataclasses.is_dataclass(value):
         return arguments
@@ -192,11 +199,11 @@ def load(path: str | Path) -> Actor:
     """Load a policy that is ready to be evaluated.
 
     Args:
-        path: a checkpoint, a run directory (its last checkpoint), a language model (hub name, folder or GGUF file,
-            which then writes its actions), or one of ``random``, ``constant`` and ``expert``.
+        path: a checkpoint; a run directory, whose last checkpoint is loaded; a language model (hub name, folder or GGUF
+            file), which becomes a :class:`~lrl.policies.text.TextPolicy`; or ``random``, ``constant`` or ``expert``.
 
     Raises:
-        ValueError: If nothing can be loaded from there.
+        ValueError: If ``path`` is none of these, or cannot be loaded.
     """
     name = str(path)
     if name in BASELINES:
@@ -217,18 +224,19 @@ def evaluate(
     num_envs: int = 50,
     temperature: float = 0.0,
 ) -> EpisodeResults:
-    """Play seeded episodes to their end.
+    """Evaluate a policy on whole episodes with fixed seeds.
 
     Args:
-        policy: the policy, or what :func:`load` takes.
-        env: the environment, or its registered id.
-        episodes: number of episodes, one seed each.
-        seed: seed of the first episode; the others count up from it.
-        num_envs: environments side by side; changes the speed and nothing else.
-        temperature: of sampling; 0 decodes greedily.
+        policy: the policy, or an argument of :func:`load`.
+        env: factory of the environments, or the id of a registered Gymnasium environment.
+        episodes: number of episodes.
+        seed: seed of the first episode; each further episode has the next seed.
+        num_envs: number of environments that are played in parallel; it changes the speed and not the results.
+        temperature: sampling temperature; 0 selects the most probable tokens or actions.
 
     Returns:
-        The results: ``means()`` has the mean return, length and success rate, ``intervals()`` their 95% intervals.
+        The results: ``means()`` returns the mean return, length and success rate, ``intervals()`` their 95% confidence
+        intervals.
 
     Raises:
         ValueError: If ``episodes`` or ``num_envs`` is not positive, or the policy cannot act in the environment.

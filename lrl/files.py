@@ -1,4 +1,4 @@
-"""Models and configurations that ship with lrl, found from any folder."""
+"""Paths of the models and configurations that are shipped with lrl, and complete writing of text files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ def checkout() -> Path | None:
 
 
 def shipped(name: str) -> str | None:
-    """Return the file or folder that ships with lrl as ``assets/...`` or ``configs/...``; None if there is none."""
+    """Return the path of a shipped file or folder; None if there is none with this name.
+
+    Args:
+        name: relative path that begins with ``assets`` or ``configs``.
+    """
     path = Path(name)
     if path.is_absolute() or ".." in path.parts or path.parts[:1] not in [(folder,) for folder in _FOLDERS]:
         return None
@@ -33,25 +37,22 @@ def resolve(name: str) -> str:
 
 
 def resolve_config(name: str) -> str:
-    """Resolve a configuration: ``frozen_lake/grpo.yaml`` is ``configs/frozen_lake/grpo.yaml``; see :func:`resolve`."""
+    """Resolve the name of a configuration like :func:`resolve`, where the leading ``configs/`` may be omitted."""
     if not name.endswith((".yaml", ".yml")) or Path(name).exists():
         return name
     return shipped(name) or shipped(str(Path("configs") / name)) or name
 
 
-# Text files that are written completely or not at all.
-
-
 @contextmanager
 def write_whole(path: str | Path, newline: str | None = None) -> Iterator[TextIO]:
-    """Open a text file that takes the place of ``path`` when the ``with`` block ends without an error.
+    """Open a text file for writing, and replace ``path`` only if the ``with`` block ends without an error.
 
-    Until then the text is in a temporary file of the same folder, so that an error, such as a full disk, does not
-    change the former content. Missing folders are created. A path that is not a regular file, such as a pipe, is
-    written directly.
+    The text is first written to a temporary file in the same folder. After an error, such as a full disk, ``path``
+    therefore has its previous content. Missing folders are created. A path that is not a regular file, such as a pipe,
+    is written directly.
 
     Args:
-        path: the file.
+        path: the file to write.
         newline: see :func:`open`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Prompts: chat messages from observations and histories, and the formats in which responses contain actions."""
+"""Prompt templates, which build chat messages from observations and histories, and formats of responses."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ HIDDEN_RESPONSE = "Generated invalid action"
 
 
 class ResponseFormat(ABC):
-    """Abstract base class of response formats."""
+    """Abstract base class of response formats, which define where a response contains its action."""
 
     instruction: str
     """Sentence of the system message that asks for this format."""
     stop: str | None
     """Text that ends a response; None if only the end-of-turn token ends it."""
     opening: str = ""
-    """Tag that every response begins with, which a chat template may write at the end of a prompt."""
+    """Tag at the start of every response; empty if there is none. Some chat templates put it at the end of the
+    prompt."""
 
     @abstractmethod
     def extract(self, response: str) -> str:
-        """Return the text of the action in ``response``.
+        """Return the text of the action that ``response`` contains.
 
         Raises:
             InvalidActionError: If ``response`` does not follow this format.
@@ -54,7 +55,7 @@ class Direct(ResponseFormat):
     stop = None
 
     def extract(self, response: str) -> str:
-        """Return the whole response without surrounding whitespace."""
+        """Return the whole response without leading and trailing whitespace."""
         return response.strip()
 
     def render(self, action_text: str, reasoning: str = "") -> str:
@@ -138,20 +139,21 @@ class PromptTemplate:
     response_format: str = "think_answer"
     """``direct``, ``think_answer`` or ``final_answer``."""
     stop: str | None = None
-    """Text that ends a response, such as ``</action>``; null selects that of the response format."""
+    """Text that ends a response, such as ``</action>``; null uses ``stop`` of the response format."""
     system: str | None = None
-    """System message; null selects the codec's description and the format's instruction, ``""`` omits the message."""
+    """System message; null joins the codec's description and the format's instruction, ``""`` omits the message."""
     history: int | Literal["all"] = 0
-    """Maximum number of past turns of the current episode in a prompt; ``all`` omits none."""
+    """Maximum number of past turns of the current episode in a prompt; ``all`` includes every past turn."""
     history_block: int = 1
-    """Number of oldest turns that leave the history together. With more than 1, most prompts of an episode begin with
-    the tokens of the prompt before them, which are then computed once (:mod:`lrl.lm.layouts`)."""
+    """Number of turns by which a full history is shortened, oldest first. With more than 1, most prompts of an episode
+    begin with the tokens of the previous prompt, which are then computed only once (:mod:`lrl.lm.layouts`)."""
     examples: Sequence[PastTurn] = field(default_factory=tuple)
     """Few-shot examples, which precede the history."""
     num_examples: int = 0
-    """Number of ``examples`` to generate with the expert of the training environment, if none are given."""
+    """Number of few-shot examples to generate if ``examples`` is empty, by playing the training environment's
+    expert."""
     examples_from: str | None = None
-    """Minari data set whose turns replace those of the expert as examples."""
+    """Minari data set from which examples are drawn instead of playing the expert; null plays the expert."""
     hide_invalid_in_context: bool = False
     """Whether the history contains :data:`HIDDEN_RESPONSE` instead of responses without a legal action."""
 
@@ -182,7 +184,7 @@ class PromptTemplate:
         return sys.maxsize if self.history == "all" else self.history
 
     def system_text(self, codec: TextCodec) -> str:
-        """Return the content of the system message."""
+        """Return the content of the system message; empty if the prompt has none."""
         if self.system is not None:
             return self.system
         return f"{codec.description} {get_response_format(self.response_format).instruction}"
@@ -196,7 +198,7 @@ class PromptTemplate:
             history: past turns of the episode, oldest first.
 
         Raises:
-            ValueError: If examples have to be generated first.
+            ValueError: If ``num_examples`` is set and the examples have not been generated yet.
         """
         if len(self.examples) < self.num_examples:
             raise ValueError(f"prompt.num_examples is {self.num_examples}, but no examples have been generated yet.")
@@ -212,17 +214,25 @@ class PromptTemplate:
         return replace(self, examples=tuple(examples))
 
     def extend_history(self, codec: TextCodec, history: History, observation: str, response: str) -> History:
-        """Append a turn to ``history`` and drop the turns that later prompts do not contain."""
+        """Return the history with one more turn, without the turns that later prompts do not contain.
+
+        Args:
+            codec: the codec of the environment.
+            history: past turns of the episode, oldest first.
+            observation: the text of the observation of the new turn.
+            response: the response of the new turn.
+        """
         if not self.history:
             return ()
         return self.truncate_history((*history, self._past_turn(codec, observation, response)))
 
     def truncate_history(self, history: History) -> History:
-        """Return the last turns of ``history`` that a prompt contains: ``prompt.history``, or up to a block fewer."""
-        blocks = -(-max(0, len(history) - self.max_past_turns) // self.history_block)
+        """Return ``history`` without its oldest blocks of turns, so that at most ``prompt.history`` turns are left."""
+        blocks = -(-max(0, len(history) - self.max_past_turns) // self.history_block)  # rounded up
         return history[blocks * self.history_block :]
 
     def _past_turn(self, codec: TextCodec, observation: str, response: str) -> PastTurn:
+        """Return a turn as the history contains it, with an invalid response hidden if this is configured."""
         if self.hide_invalid_in_context:
             try:
                 codec.text_to_action(get_response_format(self.response_format).extract(response))

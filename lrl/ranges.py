@@ -1,11 +1,14 @@
-"""Types of numbers in a range, which the command line and the constructors of configuration objects check."""
+"""Number types with a range, such as ``PositiveInt``, and the functions that check values against them.
+
+The command line checks the ranges while parsing, and configuration objects check them in their constructors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-if TYPE_CHECKING:  # type checkers regard them as plain numbers
+if TYPE_CHECKING:  # for type checkers, these types are plain numbers
     ClosedUnitInterval = HalfOpenUnitInterval = LeftOpenUnitInterval = OpenUnitInterval = float
     NonNegativeFloat = PositiveFloat = float
     NonNegativeInt = PositiveInt = Seed = int
@@ -36,14 +39,14 @@ RANGES: Mapping[str, str] = {
     "PositiveInt": "at least 1",
     "Seed": f"from 0 to {MAX_SEED}",
 }
-"""What a value of each type must be, to be read after "it must be"."""
+"""Description of each range, which completes "it must be ..." in error messages."""
 
 
 def check_fields(settings: Any, key: str) -> None:
     """Check the fields of a dataclass against their annotated ranges, and convert numbers to ``int`` or ``float``.
 
     Args:
-        settings: an instance, frozen or not.
+        settings: an instance of the dataclass, frozen or not; its fields are changed in place.
         key: configuration key of the instance, for error messages.
 
     Raises:
@@ -55,20 +58,20 @@ def check_fields(settings: Any, key: str) -> None:
 
 
 def check_seed(key: str, seed: int, count: int = 1, maximum: int = MAX_SEED) -> None:
-    """Check the first of successive seeds.
+    """Check that a seed and those that follow it are in range.
 
     Args:
         key: configuration key of the seed, for error messages.
         seed: the first seed.
-        count: number of seeds.
-        maximum: largest possible seed.
+        count: number of consecutive seeds that are used.
+        maximum: largest allowed seed.
 
     Raises:
-        ValueError: If one of the seeds is negative or too large.
+        ValueError: If one of the seeds is negative or greater than ``maximum``.
     """
     last = maximum - max(count - 1, 0)
     if not 0 <= seed <= last:
-        many = f" for {count} successive seeds" if count > 1 else ""
+        many = f" for {count} consecutive seeds" if count > 1 else ""
         raise ValueError(f"{key} is {seed}; it must be from 0 to {last}{many}.")
 
 
@@ -87,12 +90,15 @@ def check_arguments(function: Any, values: Mapping[str, Any], key: str) -> None:
 
 
 def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Check values against their annotations, and return those that have a range by name, as ``int`` or ``float``.
+    """Check values against their annotations.
 
     Args:
         hints: annotations by name.
         values: values by name.
         key: configuration key of the object that has these values, for error messages.
+
+    Returns:
+        The values whose annotation is a range, by name, as plain ``int`` or ``float``.
 
     Raises:
         ValueError: If a value is out of range, or is not one of the names that its annotation allows.
@@ -117,12 +123,10 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
 
 
 def _number(kind: Any, value: Any, message: str) -> int | float:
+    """Check that ``value`` is in the range of ``kind``, and return it as plain ``int`` or ``float``."""
     try:
-        return _plain(kind(value))
+        number = kind(value)
     except (TypeError, ValueError):
         raise ValueError(message) from None
-
-
-def _plain(number: Any) -> int | float:
-    """Return a number as ``int`` or ``float``, because checkpoints loaded with ``weights_only`` allow no subclasses."""
+    # Checkpoints that are loaded with weights_only=True must not contain subclasses of int and float.
     return int(number) if isinstance(number, int) else float(number)

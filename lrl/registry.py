@@ -1,4 +1,4 @@
-"""Registered classes: configurations, checkpoints and help name them by their short names.
+"""Components: registered classes, which configurations, checkpoints and help texts refer to by a short name.
 
 The decorator :func:`register` makes a class a component. Components are found by reading source files without importing
 them, so that a run imports only the modules of the classes that its configuration names. A third-party package is
@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 GROUP = "lrl.components"
-"""Group of entry points, whose values are names of packages or modules."""
+"""Group of entry points whose values are names of packages or modules with components."""
 _DECORATED = re.compile(r"^@register\n(?:@.*\n)*class (\w+)", re.MULTILINE)
 
 _Class = TypeVar("_Class", bound=type)
 
 
 def register(cls: _Class) -> _Class:
-    """Mark a class as a component, which configurations can name without its module; a decorator.
+    """Register a class as a component: a decorator, after which configurations can name the class without its module.
 
-    It must be written as ``@register``, directly above the class or other decorators of it.
+    It must be written as ``@register``, above all other decorators of the class, because source files are searched for
+    this text.
     """
     return cls
 
@@ -53,10 +54,14 @@ def components() -> Mapping[str, str]:
 
 
 def _modules(package: str) -> Iterator[tuple[str, Path]]:
-    """Yield name and source file of each module of a package, or of the one module that has this name."""
+    """Yield the name and the source file of each module of a package; a module yields itself.
+
+    Raises:
+        ValueError: If there is no package or module with this name.
+    """
     spec = find_spec(package)
     if spec is None:
-        raise ValueError(f"the entry point {package!r} of the group {GROUP} is no package that can be imported.")
+        raise ValueError(f"the entry point {package!r} of the group {GROUP} is not a package that can be imported.")
     if not spec.submodule_search_locations:
         yield package, Path(str(spec.origin))
     for folder in map(Path, spec.submodule_search_locations or ()):
@@ -66,7 +71,7 @@ def _modules(package: str) -> Iterator[tuple[str, Path]]:
 
 
 def short_name(class_path: str) -> str:
-    """Return the short name of a component, and of other classes the import path.
+    """Return the short name of a component; for other classes, return ``class_path`` unchanged.
 
     Args:
         class_path: the import path of a class; a component may be imported from any module of its package.
@@ -78,9 +83,9 @@ def short_name(class_path: str) -> str:
 
 @cache
 def enable_short_names() -> None:
-    """Let every parser of jsonargparse import the component that a short name stands for.
+    """Let every jsonargparse parser resolve short names of components, and import their modules.
 
-    jsonargparse 4.53 looks for a short name among imported subclasses only, and has no public hook to import more.
+    jsonargparse 4.53 searches only subclasses that are already imported, and has no public hook for a further search.
     """
     from jsonargparse import _typehints
 
@@ -93,14 +98,17 @@ def enable_short_names() -> None:
 
 
 def build(kind: type, config: Mapping[str, Any]) -> Any:
-    """Return the object that a configuration describes.
+    """Build the object that a configuration describes.
 
     Args:
         kind: class of which the object must be an instance.
-        config: ``class_path``, a short name or an import path, and ``init_args``.
+        config: ``class_path``, which is a short name or an import path, and ``init_args``, its constructor arguments.
+
+    Returns:
+        An instance of ``kind``.
 
     Raises:
-        jsonargparse.ArgumentError: If the configuration does not fit the class.
+        jsonargparse.ArgumentError: If the configuration has unknown keys or invalid values.
     """
     from jsonargparse import ArgumentParser
 

@@ -1,8 +1,8 @@
 """The data that the packages exchange: decisions, distributions, evaluations and rollouts.
 
-A *turn* is one decision of a policy in one environment; a turn is a short sequence of *tokens*
-(one token for a network with a head). Axes are ``(time, env, token)`` while data are
-collected and ``(turn, token)`` in training.
+A *turn* is one decision of a policy in one environment. It is a short sequence of *tokens*, or a single token for a
+policy that chooses an action directly. Tensors have the axes ``(time, env, token)`` while data are collected, and
+``(turn, token)`` in training.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ from torch import Tensor
 
 from lrl.ranges import LeftOpenUnitInterval, NonNegativeFloat, PositiveInt, check_fields
 
-# The batches of turns that training steps see.
-
 Inputs = Mapping[str, Tensor]
 """What a policy needs to evaluate a turn again: tensors with a leading turn axis, right-padded with zeros."""
 
 
 class TurnBatch:
-    """Represents the turns of a training step: padded and masked.
+    """Represents the turns of a training step, padded to the same number of tokens.
 
-    It is a plain class instead of a dataclass, so that Lightning moves and casts it by calling :meth:`to`.
+    It is not a dataclass, because Lightning would then move and cast each field instead of calling :meth:`to`.
 
     Attributes:
         inputs: what the policy needs to evaluate the turns, each tensor ``(turn, ...)``.
@@ -35,8 +33,9 @@ class TurnBatch:
         old_logprobs: ``(turn, token)`` log-probabilities recorded while sampling.
         advantages: ``(turn, token)``.
         ref_logprobs: ``(turn, token)`` log-probabilities of the reference policy; None unless the algorithm needs them.
-        returns: ``(turn, token)``, targets of the value function; None without one.
-        old_values: ``(turn, token)``, values from which the advantages were estimated; None without a value function.
+        returns: ``(turn, token)``, targets of the value function; None if the policy has none.
+        old_values: ``(turn, token)``, values from which the advantages were estimated; None if the policy has no value
+            function.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class TurnBatch:
         return [self[part] for part in index.split(size or max(len(self), 1))]
 
     def to(self, *args: Any, **kwargs: Any) -> TurnBatch:
-        """Move every tensor to a device."""
+        """Return a copy with every tensor moved or cast; the arguments are those of :meth:`torch.Tensor.to`."""
         return self.map(lambda tensor: tensor.to(*args, **kwargs))
 
 
@@ -90,13 +89,13 @@ class SamplingConfig:
     """Configures how tokens are sampled from the model's distribution."""
 
     temperature: NonNegativeFloat = 1.0
-    """Divides the logits; 0 decodes greedily."""
+    """Divisor of the logits; 0 decodes greedily."""
     top_k: PositiveInt | None = None
     """Keep only the k most probable tokens (evaluation only)."""
     top_p: LeftOpenUnitInterval | None = None
     """Keep the smallest set of tokens whose probability reaches p (evaluation only)."""
     max_new_tokens: PositiveInt = 32
-    """A turn is cut after this many tokens."""
+    """Maximum number of tokens of a turn."""
 
     def __post_init__(self) -> None:
         check_fields(self, "sampling")
@@ -121,21 +120,21 @@ class NativeTurn:
     observation: Any
     """Native observation, as the environment returned it."""
     action: Any
-    """Native action, as the environment received it: numbers of a Box are clipped to its bounds."""
+    """Native action, as the environment received it: in a Box space, it is clipped to the bounds."""
 
 
 Item = TypeVar("Item", covariant=True)
 
 
 class LazySequence(Sequence[Item], Generic[Item]):
-    """Abstract sequence whose items are not all in memory."""
+    """Abstract base class of sequences that load or compute an item when it is accessed."""
 
     @abstractmethod
     def item(self, index: int) -> Item:
         """Return one item.
 
         Args:
-            index: from 0 to one less than their number.
+            index: index of the item, at least 0 and less than ``len(self)``.
         """
 
     @overload
@@ -145,6 +144,7 @@ class LazySequence(Sequence[Item], Generic[Item]):
     def __getitem__(self, index: slice) -> list[Item]: ...
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        """Return one item, or a list of items for a slice; negative indices count from the end."""
         chosen = range(len(self))[index]
         return self.item(chosen) if isinstance(chosen, int) else [self.item(position) for position in chosen]
 
@@ -169,10 +169,10 @@ class Demonstration:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomKeys:
-    """Holds the counters that determine every random number of a decision, see :mod:`lrl.functional.random`.
+    """Holds the counters that determine all random numbers of a decision (see :mod:`lrl.functional.random`).
 
-    A random number depends on nothing else. So a rollout depends neither on the number of environments or ranks nor on
-    which rows have finished.
+    Random numbers depend only on these counters, and therefore not on the number of environments or ranks, nor on which
+    rows have finished.
     """
 
     seed: int
@@ -191,7 +191,7 @@ class Decisions:
     actions: Sequence[Any]
     """One per row, as ``env.step`` takes it: the text of the response, or a native action."""
     inputs: Inputs
-    """Each ``(row, ...)``: what :meth:`Policy.evaluate` needs to evaluate these turns again."""
+    """Tensors ``(row, ...)`` that :meth:`Policy.evaluate` needs to evaluate these turns again."""
     response_mask: Tensor
     """bool ``(row, token)``: the sampled tokens, including the end token."""
     logprobs: Tensor
@@ -199,27 +199,26 @@ class Decisions:
     memory: list[History]
     """The history of each row, including this turn."""
     values: Tensor | None = None
-    """``(row, token)``: value estimates; None if acting does not compute them. They are then computed before the
-    advantages."""
+    """``(row, token)``: value estimates; None if they are computed later, after the collection."""
     replaced: Mapping[int, Any] = field(default_factory=dict)
-    """Rows whose action was replaced by a random one, with the native action that the actor had chosen; None if that
-    action was illegal."""
+    """For each row whose action was replaced by a random one: the native action that the actor had chosen; None if the
+    response contained no legal action."""
 
 
 class Distribution(ABC):
-    """Represents the distributions that tokens are sampled from, one for each ``(turn, token)``."""
+    """Abstract base class of the distributions from which tokens are sampled, one for each ``(turn, token)``."""
 
     @property
     @abstractmethod
     def coordinates(self) -> Tensor:
-        """The outputs of the network, ``(turn, token, coordinate)``."""
+        """The numbers that parametrise the distributions, which a network outputs, ``(turn, token, coordinate)``."""
 
     @abstractmethod
     def logprobs(self, samples: Tensor) -> Tensor:
         """Return the log-probabilities of samples, ``(turn, token)``.
 
         Args:
-            samples: ids ``(turn, token)`` or vectors ``(turn, token, dimension)``.
+            samples: int64 ids ``(turn, token)``, or float vectors ``(turn, token, dimension)``.
         """
 
     @abstractmethod
@@ -232,32 +231,37 @@ class Distribution(ABC):
 
     @abstractmethod
     def metric(self, tangent: Tensor) -> Tensor:
-        """Multiply a tangent with the second derivative, in the coordinates, of ``KL(self || .)`` at ``self``.
+        """Multiply a vector by the Hessian of ``KL(self || .)`` with respect to the coordinates, evaluated at ``self``.
 
         Args:
-            tangent: ``(turn, token, coordinate)``.
+            tangent: a change of the coordinates, ``(turn, token, coordinate)``.
+
+        Returns:
+            The product, ``(turn, token, coordinate)``.
         """
 
     @abstractmethod
     def detach(self) -> Distribution:
-        """Return the same distribution without a graph."""
+        """Return the same distribution without gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Holds what a policy computes for past turns, with gradient; each ``(turn, token)``."""
+    """Holds what a policy computes for past turns: tensors ``(turn, token)`` with gradient."""
 
     logprobs: Tensor
+    """Log-probabilities of the tokens of the turns."""
     entropy: Tensor
     """Entropy in nats of the distribution at each token."""
     values: Tensor | None = None
+    """Value of the state before each token; None if the policy has no critic."""
     distribution: Distribution | None = None
-    """The distribution of each token."""
+    """The distribution of each token; None if the policy computes only the fields above."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Represents the turns of one collection; environments without a turn at some time are inactive there."""
+    """Holds the turns of one collection on a grid ``(time, env)``; cells in which no turn was taken are inactive."""
 
     inputs: Inputs
     """Each ``(time, env, ...)``."""
@@ -270,7 +274,7 @@ class Rollout:
     terminated: Tensor
     """bool ``(time, env)``: the episode reached a terminal state, whose value is 0."""
     truncated: Tensor
-    """bool ``(time, env)``: the episode was cut at a state that is not terminal, so this state has a value."""
+    """bool ``(time, env)``: the episode ended at a state that is not terminal, whose value replaces later rewards."""
     active: Tensor
     """bool ``(time, env)``: a turn was taken here."""
     turn: Tensor
@@ -282,18 +286,17 @@ class Rollout:
     responses: list[list[Any]]
     """Text of each response, or a native action, ``[time][env]``; an empty text where inactive."""
     metrics: Mapping[str, Tensor]
-    """Values of single turns or episodes by name (``success``, ``action_valid``, ``reward/format`` ...), 1-D."""
+    """1-D tensors by name, with one value per turn or per episode (``success``, ``action_valid``, ``reward/format``
+    ...)."""
     values: Tensor | None = None
     """``(time, env, token)`` value of the state before each token; None before the critic is evaluated."""
     final_values: Tensor | None = None
-    """``(time, env)`` value of the state after a turn that is cut (see :attr:`cut`); 0 elsewhere."""
+    """``(time, env)`` value of the state after a turn where :attr:`cut` is true; 0 elsewhere."""
     ref_logprobs: Tensor | None = None
-    """``(time, env, token)`` of the reference policy, if the algorithm needs one."""
+    """``(time, env, token)`` log-probabilities of the reference policy; None unless the algorithm needs them."""
     state: Tensor | None = None
-    """int64 ``(time, env)``: number of the observation before a turn, equal for equal observations; 0 where inactive.
-
-    None unless the algorithm compares states.
-    """
+    """int64 ``(time, env)``: an integer for the observation before each turn, the same for equal observations, and 0
+    where inactive; None unless the algorithm compares states."""
 
     @property
     def num_turns(self) -> int:
@@ -301,8 +304,8 @@ class Rollout:
         return int(self.active.sum())
 
     @property
-    def returns(self) -> Tensor:
-        """Undiscounted sum of each environment's rewards, ``(env,)``: the return, if it played exactly one episode."""
+    def episode_returns(self) -> Tensor:
+        """Undiscounted sum of each environment's rewards, ``(env,)``; the return if it played exactly one episode."""
         return (self.rewards * self.active).sum(0)
 
     @property
@@ -312,9 +315,9 @@ class Rollout:
 
     @property
     def cut(self) -> Tensor:
-        """True where the episode continues after this turn, but not in this rollout; bool ``(time, env)``.
+        """Turns after which the rollout ends although the next state is not terminal; bool ``(time, env)``.
 
-        The turn was truncated, or it is the last of its environment and its episode has not ended.
+        Either the turn was truncated, or it is the last turn of its environment and its episode has not ended.
         """
         next_active = torch.cat([self.active[1:], torch.zeros_like(self.active[:1])])
         return (self.truncated | (self.active & ~next_active)) & ~self.terminated
@@ -329,17 +332,17 @@ class Rollout:
         return replace(self, inputs={name: tensor.to(device) for name, tensor in self.inputs.items()}, **tensors)
 
     def flatten(self, values: Tensor) -> Tensor:
-        """Return the turns that were taken, ``(turn, ...)``, of values on the grid, ``(time, env, ...)``."""
+        """Select the active cells: convert ``(time, env, ...)`` to ``(turn, ...)``."""
         return values[self.active]
 
     def unflatten(self, values: Tensor) -> Tensor:
-        """Return values of turns, ``(turn, ...)``, on the grid, ``(time, env, ...)``; 0 where no turn was taken."""
+        """Invert :meth:`flatten`: convert ``(turn, ...)`` to ``(time, env, ...)``, with 0 where no turn was taken."""
         out = values.new_zeros(*self.active.shape, *values.shape[1:])
         out[self.active] = values
         return out
 
     def turns(self) -> TurnBatch:
-        """Return the turns that were taken, with advantages of 0."""
+        """Return the turns that were taken as a batch; their advantages are 0 until they are estimated."""
         logprobs = self.flatten(self.logprobs)
         return TurnBatch(
             inputs={name: self.flatten(tensor) for name, tensor in self.inputs.items()},
@@ -351,21 +354,21 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """Advantages of a rollout's tokens, and what a value function should predict for them."""
+    """Holds the advantages of a rollout's tokens, and the targets of the value function."""
 
     advantages: Tensor
     """``(time, env, token)``; 0 where masked."""
     returns: Tensor | None = None
-    """``(time, env, token)``, targets of the value function; None without one."""
+    """``(time, env, token)``, targets of the value function; None for algorithms without a critic."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Values to log by name, of any shape; their mean is logged."""
+    """Tensors of any shape by metric name; the mean of each is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLoss:
-    """The loss of a minibatch before it is averaged over tokens."""
+    """Holds the loss of each token of a minibatch, before it is reduced to a scalar."""
 
     loss: Tensor
     """``(turn, token)``."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Values to log by name, of any shape; their mean is logged."""
+    """Tensors of any shape by metric name; the mean of each is logged."""

@@ -27,7 +27,7 @@ def test_importing_lrl_imports_no_other_package():
 
 
 def test_every_name_of_the_interface_is_found_and_documented():
-    assert set(lrl.__all__) == set(lrl._PLACES) and set(lrl.__all__) <= set(dir(lrl))
+    assert set(lrl.__all__) == set(lrl._MODULES) and set(lrl.__all__) <= set(dir(lrl))
     page = Path("docs/python.md").read_text(encoding="utf-8")
     for name in lrl.__all__:
         assert getattr(lrl, name).__module__.startswith("lrl.")

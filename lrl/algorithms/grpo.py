@@ -165,12 +165,14 @@ class GRPOModule(GradientModule):
     def advantages(self, rollout: Rollout) -> Credit:
         """Assign to every token the advantage of its episode or of its turn, computed over all ranks."""
         check_episodes(rollout, "GRPO", single=True)
-        returns, group = (cast(Tensor, self.all_gather(own)).reshape(-1) for own in (rollout.returns, rollout.group))
+        returns, group = (
+            cast(Tensor, self.all_gather(own)).reshape(-1) for own in (rollout.episode_returns, rollout.group)
+        )
         advantages = group_advantages(returns, group, self.advantage_scale)
         start = self.global_rank * len(rollout.group)
         own = advantages[start : start + len(rollout.group)]
         turns = self.credit.estimate(rollout, own, self.advantage_scale, self.reduce_sum)
-        metrics = {"rollout/group_return_std": group_std(rollout.returns, rollout.group)}
+        metrics = {"rollout/group_return_std": group_std(rollout.episode_returns, rollout.group)}
         if self.needs_states:
             metrics["rollout/shared_state_rate"] = shared_states(_grouped(rollout, rollout.state))
         return Credit(advantages=turns[..., None] * rollout.response_mask, metrics=metrics)

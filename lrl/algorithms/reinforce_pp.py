@@ -87,7 +87,7 @@ class REINFORCEPlusPlusModule(GradientModule):
         if self.group_baseline:
             if int(rollout.group.unique(return_counts=True)[1].min()) < 2:
                 raise ValueError("data.group_size is 1; it must be at least 2 for model.group_baseline.")
-            baseline = rollout.returns - group_advantages(rollout.returns, rollout.group, "none")
+            baseline = rollout.episode_returns - group_advantages(rollout.episode_returns, rollout.group, "none")
             advantages = (advantages - baseline[:, None]) * mask
         metrics = {"train/kl_to_reference": rollout.flatten(kl).sum(-1)} if self.kl_coef else {}
         return Credit(advantages=whiten(advantages, mask, self.reduce_sum), metrics=metrics)

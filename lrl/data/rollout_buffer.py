@@ -10,7 +10,7 @@ import torch
 
 from lrl.data.run_data import MinibatchLoader, RunDataModule, ValidationConfig
 from lrl.envs.factory import EnvFactory
-from lrl.functional.distributed import all_gather_objects, redistribute_lists, value_of_this_rank
+from lrl.functional.distributed import all_gather_objects, own_value, redistribute_lists
 from lrl.functional.random import permutation
 from lrl.lm.layouts import sorted_paths
 from lrl.ranges import PositiveInt, check_arguments
@@ -240,7 +240,7 @@ class RolloutDataModule(RunDataModule):
         if state_dict.get("running_episodes") and fits:
             self._restored_episodes = redistribute_lists(state_dict["running_episodes"])
         if "batches" in state_dict and fits:
-            self._hold(TurnBatch(**value_of_this_rank(state_dict["batches"])))
+            self._hold(TurnBatch(**own_value(state_dict["batches"])))
             self.trained_minibatches = int(state_dict["trained_minibatches"])
 
 

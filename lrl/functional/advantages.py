@@ -1,11 +1,12 @@
-"""Estimators of advantages from the values of a critic: GAE over turns and tokens, and their settings.
+"""Estimators of advantages with a critic: generalised advantage estimation (GAE) over turns and tokens.
 
-Tensors lie on the grid of a rollout, with axes ``(time, env)`` for turns and ``(time, env, token)`` for their tokens.
-Consecutive rows of a column are consecutive turns of one environment. Two masks mark where an episode ends. Nothing
-follows a turn that is ``terminated``. A turn that is ``cut`` was truncated, or is the environment's last turn in this
-rollout; the value of the state after it (``final_values``) replaces the rewards that would follow.
+Tensors have the axes ``(time, env)`` for turns and ``(time, env, token)`` for their tokens. Consecutive indices of
+``time`` are consecutive turns of an environment. Two bool masks mark where the sum of rewards ends: after a turn that
+is ``terminated`` there are no rewards; after a turn that is ``cut``, the value of the next state (``final_values``)
+replaces the rewards that follow. A turn is cut if it was truncated, or if it is the environment's last turn in the
+rollout and its episode has not ended.
 
-With one token per turn, :func:`turn_gae`, :func:`nested_gae` and :func:`token_gae` agree.
+With one token per turn, :func:`turn_gae`, :func:`nested_gae` and :func:`token_gae` are equal.
 """
 
 from __future__ import annotations
@@ -26,42 +27,44 @@ Reduce = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class CreditConfig:
-    """Estimator of advantages for algorithms with a critic, and its discounts."""
+    """Configures the estimator of advantages of an algorithm with a critic."""
 
     kind: Literal["turn", "token", "nested", "bandit"] = "nested"
-    """:func:`turn_gae`, :func:`token_gae`, :func:`nested_gae` or :func:`bandit`."""
+    """Estimator: :func:`turn_gae`, :func:`token_gae`, :func:`nested_gae` or :func:`bandit`."""
     gamma: ClosedUnitInterval = 0.99
     """Discount per turn."""
     gae_lambda: ClosedUnitInterval = 0.95
-    """GAE coefficient per turn; 0 relies on the value function, 1 on the rewards."""
+    """GAE coefficient (lambda) per turn; 0 gives one-step targets from the value function, 1 sums all rewards."""
     token_gamma: ClosedUnitInterval = 1.0
     """Discount per token inside a turn."""
     token_lambda: ClosedUnitInterval = 0.98
-    """GAE coefficient per token inside a turn."""
+    """GAE coefficient (lambda) per token inside a turn."""
     local_penalties: bool = False
-    """Whether a negative reward counts for its own turn only, not for the turns before."""
+    """Whether a negative reward affects only the advantage of its own turn, and not those of earlier turns."""
     bootstrap_last: bool = False
-    """Whether the value of the next turn is that before its last token instead of before its first."""
+    """Whether to bootstrap from the value before the last token of the next turn instead of before its first token."""
     normalise: bool = True
-    """Whether advantages are scaled to mean 0 and standard deviation 1 over the tokens of a collection."""
+    """Whether to scale advantages to mean 0 and standard deviation 1 over all tokens of a collection."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.credit")
         for name in ("local_penalties", "bootstrap_last"):
             if getattr(self, name) and self.kind not in ("turn", "nested"):
-                raise ValueError(f"model.credit.{name} is true; it must be false, {self.kind} credit does not read it.")
+                raise ValueError(
+                    f"model.credit.{name} is true; it must be false, because {self.kind} credit ignores it."
+                )
 
     def estimate(self, rollout: Rollout, token_rewards: Tensor | None = None, reduce: Reduce | None = None) -> Credit:
-        """Return advantages and returns of a rollout's tokens.
+        """Estimate the advantages of a rollout's tokens, and the targets of the value function.
 
         Args:
             rollout: a rollout with values.
-            token_rewards: rewards of single tokens (a KL penalty), ``(time, env, token)``, 0 where masked; None for
-                none.
-            reduce: sums a tensor over ranks; None for one rank.
+            token_rewards: additional rewards of single tokens, such as a KL penalty, ``(time, env, token)``, 0 where
+                masked; None adds none.
+            reduce: sums a tensor over ranks; None if there is one rank.
 
         Raises:
-            ValueError: If ``kind`` is ``bandit`` and an episode has not ended.
+            ValueError: If ``kind`` is ``bandit`` and an episode does not end in the rollout.
         """
         estimators = {"turn": turn_gae, "token": token_gae, "nested": nested_gae, "bandit": bandit}
         values, mask = rollout.values, rollout.response_mask
@@ -78,17 +81,19 @@ class CreditConfig:
 
 
 def turn_gae(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> tuple[Tensor, Tensor]:
-    """Estimate the advantages of turns by GAE, from their rewards and those of their tokens.
+    """Estimate advantages by GAE over turns; all tokens of a turn have the advantage of the turn.
 
-    All tokens of a turn share its advantage. The value of a turn is that before its first token.
+    The reward of a turn is that of the environment plus the sum of its ``token_rewards``. The value of a turn is the
+    value before its first token.
 
     Args:
         rollout: a rollout with values.
-        token_rewards: rewards of single tokens, such as a KL penalty, ``(time, env, token)``; 0 where masked.
+        token_rewards: additional rewards of single tokens, such as a KL penalty, ``(time, env, token)``; 0 where
+            masked.
         credit: discounts per turn.
 
     Returns:
-        Advantages and returns, each float ``(time, env, token)``, 0 where masked.
+        Advantages, and targets of the value function, each float ``(time, env, token)``, 0 where masked.
     """
     assert rollout.values is not None
     returns = _turn_returns(rollout, rollout.rewards + token_rewards.sum(-1), credit)
@@ -99,7 +104,7 @@ def turn_gae(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> t
 def nested_gae(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> tuple[Tensor, Tensor]:
     """Estimate the advantages of tokens by GAE over turns, then by GAE inside each turn.
 
-    The lambda return of a turn is the reward of its last token, after which no value follows.
+    Inside a turn, the reward of the last token is the lambda return of the turn, and no value is added after it.
 
     Args:
         rollout: a rollout with values.
@@ -107,15 +112,15 @@ def nested_gae(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) ->
         credit: discounts per turn and per token.
 
     Returns:
-        Advantages and returns, each float ``(time, env, token)``, 0 where masked.
+        Advantages, and targets of the value function, each float ``(time, env, token)``, 0 where masked.
     """
     return _gae_inside_turns(_turn_returns(rollout, rollout.rewards, credit), rollout, token_rewards, credit)
 
 
 def bandit(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> tuple[Tensor, Tensor]:
-    """Estimate advantages as if each turn were a contextual bandit whose reward is that of the episode's last turn.
+    """Estimate advantages as in a contextual bandit: the return of every turn is the reward of the episode's last turn.
 
-    Otherwise the estimator is that of :func:`nested_gae`.
+    Inside a turn, the estimator is that of :func:`nested_gae`.
 
     Args:
         rollout: a rollout with values.
@@ -123,7 +128,7 @@ def bandit(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> tup
         credit: discounts per token.
 
     Returns:
-        Advantages and returns, each float ``(time, env, token)``, 0 where masked.
+        Advantages, and targets of the value function, each float ``(time, env, token)``, 0 where masked.
 
     Raises:
         ValueError: If an episode does not end in the rollout.
@@ -137,10 +142,11 @@ def bandit(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> tup
 
 
 def token_gae(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> tuple[Tensor, Tensor]:
-    """Estimate the advantages of tokens by GAE over the sequence of all tokens of an episode.
+    """Estimate the advantages of tokens by GAE over one sequence that contains all tokens of an episode.
 
-    The discounts per token apply between tokens of one turn, the discounts per turn between the last token of a turn
-    and the first token of the next. The reward of a turn is received at its last token.
+    ``token_gamma`` and ``token_lambda`` apply between two tokens of a turn, ``gamma`` and ``gae_lambda`` between the
+    last token of a turn and the first token of the next turn. The environment's reward is that of the last token of a
+    turn.
 
     Args:
         rollout: a rollout with values.
@@ -148,7 +154,7 @@ def token_gae(rollout: Rollout, token_rewards: Tensor, credit: CreditConfig) -> 
         credit: discounts per turn and per token.
 
     Returns:
-        Advantages and returns, each float ``(time, env, token)``, 0 where masked.
+        Advantages, and targets of the value function, each float ``(time, env, token)``, 0 where masked.
     """
     values, final_values, mask, cuts = rollout.values, rollout.final_values, rollout.response_mask, rollout.cut
     assert values is not None
@@ -183,7 +189,7 @@ def lambda_returns(
     next_values: Tensor | None = None,
     local_penalties: bool = False,
 ) -> Tensor:
-    """Return the lambda returns of turns, from which generalised advantage estimation subtracts the values.
+    """Return the lambda returns of turns, ``(time, env)``; advantages of GAE are lambda returns minus values.
 
     ``R_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda R_{t+1})``. ``A_t = R_t - V_t`` equals the discounted sum
     of temporal-difference errors of arXiv:1506.02438, eq. 16. All tensors are ``(time, env)``.
@@ -193,11 +199,12 @@ def lambda_returns(
         values: values ``V_t`` of the states before the turns.
         final_values: values of the states after turns that are cut.
         terminated: whether the episode terminated with the turn, bool.
-        cut: whether the episode was truncated or continues after the rollout, bool.
+        cut: whether ``final_values`` replaces the rewards after the turn, bool; see :mod:`lrl.functional.advantages`.
         gamma: discount per turn.
         gae_lambda: GAE coefficient per turn.
-        next_values: values of the turns that are used as ``V_{t+1}``; None uses ``values``.
-        local_penalties: whether a negative reward counts for its own turn only, not for the turns before.
+        next_values: values that replace ``values`` where they serve as ``V_{t+1}``; None replaces none.
+        local_penalties: whether a negative reward affects only the return of its own turn, and not those of earlier
+            turns.
     """
     next_values = values if next_values is None else next_values
     returns = torch.zeros_like(rewards)
@@ -214,9 +221,10 @@ def lambda_returns(
 
 
 def _turn_returns(rollout: Rollout, rewards: Tensor, credit: CreditConfig) -> Tensor:
-    """Return the lambda returns of turns with rewards ``(time, env)``; the value of a turn is that of its first token.
+    """Return the lambda returns ``(time, env)`` of turns with rewards ``(time, env)``.
 
-    With ``bootstrap_last``, the value of the *next* turn is that before its last sampled token instead.
+    The value of a turn is the value before its first token. With ``bootstrap_last``, the value of the *next* turn is
+    instead the value before its last token.
     """
     values, next_values = rollout.values, None
     assert values is not None
@@ -240,7 +248,7 @@ def _turn_returns(rollout: Rollout, rewards: Tensor, credit: CreditConfig) -> Te
 def _gae_inside_turns(
     turn_returns: Tensor, rollout: Rollout, token_rewards: Tensor, credit: CreditConfig
 ) -> tuple[Tensor, Tensor]:
-    """Estimate advantages inside each turn, whose last token is rewarded by ``turn_returns`` ``(time, env)``."""
+    """Estimate advantages by GAE inside each turn; the last token has the reward ``turn_returns``, ``(time, env)``."""
     mask, values = rollout.response_mask, rollout.values
     assert values is not None
     rewards = token_rewards + turn_returns[..., None] * _is_last_token(mask)
@@ -261,24 +269,23 @@ def _is_last_token(mask: Tensor) -> Tensor:
     return mask & ~following
 
 
-def check_episodes(rollout: Rollout, reader: str, single: bool = False) -> None:
-    """Check that all episodes are whole.
+def check_episodes(rollout: Rollout, method: str, single: bool = False) -> None:
+    """Check that every episode of a rollout has ended.
 
     Args:
         rollout: rollout whose turns get advantages.
-        reader: name of the method that needs whole episodes, for the error message.
+        method: name of the algorithm or estimator that needs whole episodes, for the error message.
         single: whether each environment must have played exactly one episode.
 
     Raises:
-        ValueError: If an episode continues in the next collection, or ``single`` is true and an environment has played
-            several.
+        ValueError: If an episode has not ended, or if ``single`` is true and an environment has played more than one
+            episode.
     """
     ended = rollout.terminated | rollout.truncated
     if bool((rollout.cut & ~ended).any()) or (single and bool((ended.sum(0) > 1).any())):
-        raise ValueError(f"data.num_steps is {len(rollout.rewards)}; it must be null, {reader} needs whole episodes.")
-
-
-# Statistics over the sampled tokens of all ranks.
+        raise ValueError(
+            f"data.num_steps is {len(rollout.rewards)}; it must be null, because {method} needs whole episodes."
+        )
 
 
 def whiten(advantages: Tensor, mask: Tensor, reduce: Reduce | None = None) -> Tensor:
@@ -287,7 +294,7 @@ def whiten(advantages: Tensor, mask: Tensor, reduce: Reduce | None = None) -> Te
     Args:
         advantages: float, any shape.
         mask: sampled tokens, bool of the same shape.
-        reduce: sums a tensor over ranks; None for one rank.
+        reduce: sums a tensor over ranks; None if there is one rank.
 
     Returns:
         float of the same shape, 0 where masked.
@@ -300,7 +307,12 @@ def whiten(advantages: Tensor, mask: Tensor, reduce: Reduce | None = None) -> Te
 
 
 def _deviations(values: Tensor, reduce: Reduce | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return deviations from the mean over ranks, float64 ``(token,)``, the sum of their squares, and their number."""
+    """Compare values ``(token,)`` with their mean over all ranks.
+
+    Returns:
+        The deviations of this rank, float64 ``(token,)``; the sum of squared deviations and the number of values, both
+        over all ranks.
+    """
     reduce = reduce or (lambda tensor: tensor)
     wide = values.double()
     total, count = reduce(torch.stack([wide.sum(), wide.new_tensor(float(len(wide)))]))
@@ -313,7 +325,7 @@ def variance(values: Tensor, reduce: Reduce | None = None) -> Tensor:
 
     Args:
         values: float ``(token,)``.
-        reduce: sums a tensor over ranks; None for one rank.
+        reduce: sums a tensor over ranks; None if there is one rank.
     """
     _, squares, count = _deviations(values, reduce)
     return squares / count.clamp(min=1)
@@ -322,12 +334,12 @@ def variance(values: Tensor, reduce: Reduce | None = None) -> Tensor:
 def explained_variance(values: Tensor, targets: Tensor, reduce: Reduce | None = None) -> Tensor:
     """Return ``1 - Var(target - value) / Var(target)``, float64 ``()``; NaN if all targets are equal.
 
-    It is 1 for a perfect critic and 0 for one that predicts the mean.
+    It is 1 for a perfect critic and 0 for a critic that always predicts the mean.
 
     Args:
-        values: float ``(token,)``.
+        values: predictions of the critic, float ``(token,)``.
         targets: float ``(token,)``.
-        reduce: sums a tensor over ranks; None for one rank.
+        reduce: sums a tensor over ranks; None if there is one rank.
     """
     spread, error = variance(targets, reduce), variance(targets - values, reduce)
     return torch.where(spread > 0, 1 - error / spread, torch.nan)

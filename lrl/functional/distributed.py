@@ -1,4 +1,4 @@
-"""Distributed training: sharded parameters and checkpoints (FSDP2), and gathering of objects from all ranks."""
+"""Functions for distributed training: sharded parameters (FSDP2), checkpoints, and communication between ranks."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _READ_ERRORS = (pickle.UnpicklingError, RuntimeError, KeyError, TypeError, EOFEr
 def shard(model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard the parameters over the ranks of ``mesh`` (FSDP2), each transformer block separately, then the rest.
 
-    The blocks are those that Hugging Face lists in ``_no_split_modules``. All parameters of a block must have the same
-    data type, so adapters have that of the base model.
+    Transformer blocks are the modules that Hugging Face names in ``_no_split_modules``. All parameters of a block must
+    have the same data type; adapters therefore have the data type of the base model.
     """
     blocks = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     for module in list(model.modules()):
@@ -42,10 +42,10 @@ def shards_parameters(strategy: object) -> bool:
 
 @contextmanager
 def unsharded(module: nn.Module) -> Iterator[None]:
-    """Gather the parameters once, so that ranks may make different numbers of forward passes inside the context.
+    """Gather all parameters once, so that ranks may make different numbers of forward passes inside the context.
 
-    If every forward pass gathered parameters, ranks that decode different numbers of tokens would deadlock. The context
-    does nothing if no parameters are sharded.
+    Otherwise every forward pass gathers parameters from all ranks, and ranks that decode different numbers of tokens
+    deadlock. Without sharded parameters, the context does nothing.
     """
     sharded = [child for child in module.modules() if isinstance(child, FSDPModule)]
     for child in sharded:
@@ -63,8 +63,8 @@ def full_state_dict(state_dict: Mapping[str, _Value], keep: bool = True) -> dict
     """Return ``state_dict`` on the CPU, gathering sharded tensors one at a time; all ranks must call it.
 
     Args:
-        state_dict: tensors of any shape, and other values, which are returned unchanged.
-        keep: whether this rank needs the result; otherwise an empty dictionary is returned.
+        state_dict: tensors of any shape; other values are returned unchanged.
+        keep: whether this rank needs the result; if not, an empty dictionary is returned.
     """
     full: dict[str, Any] = {}
     for name, value in state_dict.items():
@@ -75,7 +75,7 @@ def full_state_dict(state_dict: Mapping[str, _Value], keep: bool = True) -> dict
 
 
 def is_sharded_checkpoint(path: Path) -> bool:
-    """Return whether ``path`` is a folder to which each rank wrote its shard of a checkpoint."""
+    """Return whether ``path`` is the folder of a sharded checkpoint, to which each rank has written a part."""
     return (path / ".metadata").exists()
 
 
@@ -84,27 +84,27 @@ def find_checkpoint(path: str | Path, names: Sequence[str], key: str, advice: st
 
     Args:
         path: a checkpoint, as one file or in shards, or a run directory.
-        names: names of checkpoints in the folder ``checkpoints`` of a run directory, the preferred one first.
+        names: file names in the folder ``checkpoints`` of a run directory, in order of preference.
         key: configuration key of the path, for the error message.
-        advice: how to create such a checkpoint, for the error message.
+        advice: how to create such a checkpoint, for the error message; empty if nothing is to be added.
 
     Raises:
-        ValueError: If there is no checkpoint.
+        ValueError: If ``path`` is neither a checkpoint nor a run directory with one of these names.
     """
     path = Path(path)
     for file in (path, *(path / "checkpoints" / name for name in names)):
         if file.is_file() or is_sharded_checkpoint(file):
             return file
     advice = advice and f"; {advice}"
-    raise ValueError(f"{key} is {str(path)!r}; it must be a checkpoint, or a run directory that holds one{advice}.")
+    raise ValueError(f"{key} is {str(path)!r}; it must be a checkpoint, or a run directory that contains one{advice}.")
 
 
 def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
-    """Load a checkpoint on the CPU as one dictionary, from a file or from a folder with the shards of several ranks.
+    """Load a checkpoint on the CPU as one dictionary, from a file or from the folder of a sharded checkpoint.
 
     Args:
         path: the file or folder.
-        weights: whether tensors are needed; otherwise only a small part of the file is read.
+        weights: whether tensors are needed; if not, only a small part of the file is read.
 
     Raises:
         ValueError: If ``path`` is not a checkpoint, or is damaged.
@@ -119,19 +119,20 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             dcp_to_torch_save(path, Path(folder) / "whole.ckpt")
             shards = torch.load(Path(folder) / "whole.ckpt", map_location="cpu", weights_only=True)
-        return shards | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)  # entries without shards
+        # meta.pt contains the entries that are not sharded.
+        return shards | torch.load(path / "meta.pt", map_location="cpu", weights_only=True)
     except (*_READ_ERRORS, CheckpointException) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EPERM):
-            raise  # the problem is the disk, not this file
+            raise  # a problem of the disk or of permissions, not of this file
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise ValueError(f"{str(path)!r} is not a checkpoint or is damaged ({reason}).") from error
 
 
 def consolidated_checkpoint(path: Path) -> dict[str, Any]:
-    """Load a sharded checkpoint in the format that a trainer without shards writes.
+    """Load a sharded checkpoint, and return it in the format of an unsharded one.
 
     Raises:
-        ValueError: If ``path`` is damaged.
+        ValueError: If ``path`` is not a checkpoint, or is damaged.
     """
     checkpoint, states = read_checkpoint(path), []
     while f"optimizer_{len(states)}" in checkpoint:
@@ -140,7 +141,7 @@ def consolidated_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _indexed_by_position(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an optimiser state from parameter names, as in sharded checkpoints, to positions, as torch expects."""
+    """Convert an optimiser state whose keys are parameter names (sharded) to one whose keys are positions (torch)."""
     names = [name for group in state["param_groups"] for name in group["params"]]
     position = {name: index for index, name in enumerate(names)}
     groups = [{**group, "params": [position[name] for name in group["params"]]} for group in state["param_groups"]]
@@ -156,11 +157,14 @@ def all_gather_objects(value: _Value) -> list[_Value]:
     return values
 
 
-def value_of_this_rank(values: Sequence[_Value]) -> _Value:
-    """Return this rank's element of a result of :func:`all_gather_objects` that was saved in a checkpoint.
+def own_value(values: Sequence[_Value]) -> _Value:
+    """Return this rank's element of a list with one value per rank, which was saved in a checkpoint.
+
+    Args:
+        values: a saved result of :func:`all_gather_objects`.
 
     Raises:
-        ValueError: If another number of ranks wrote the checkpoint.
+        ValueError: If the checkpoint was written by a different number of ranks.
     """
     rank, world_size = _rank_and_world_size()
     if len(values) != world_size:
@@ -172,14 +176,14 @@ def value_of_this_rank(values: Sequence[_Value]) -> _Value:
 
 
 def redistribute_lists(values: Sequence[dict[str, list[_Value]] | None]) -> dict[str, list[_Value]] | None:
-    """Return this rank's part of lists that were gathered from another number of ranks and saved in a checkpoint.
+    """Return this rank's part of saved lists, which a different number of ranks may have written.
 
     Args:
-        values: for each rank that saved, lists by name. The lists of all ranks are concatenated and cut into parts of
-            equal length, one per current rank.
+        values: for each rank that wrote the checkpoint, a dictionary of lists by name. If the number of ranks has
+            changed, the lists of all ranks are concatenated and divided into equal parts, one per current rank.
 
     Returns:
-        Lists by name; None if a rank saved none.
+        Lists by name; None if the number of ranks has changed and a rank saved None.
     """
     rank, world_size = _rank_and_world_size()
     if len(values) == world_size:
@@ -196,7 +200,7 @@ def redistribute_lists(values: Sequence[dict[str, list[_Value]] | None]) -> dict
 
 
 def _rank_and_world_size() -> tuple[int, int]:
-    """Return the index of this process and the number of processes."""
+    """Return the rank of this process and the number of ranks."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -208,15 +212,17 @@ def frozen_parameter_names(module: nn.Module) -> set[str]:
 
 
 def drop_frozen(state_dict: Mapping[str, _Value], frozen: set[str]) -> dict[str, _Value]:
-    """Return ``state_dict`` without frozen parameters and the quantization constants stored below their names.
+    """Return ``state_dict`` without frozen parameters and without their quantization constants.
 
     Args:
-        state_dict: any state dictionary of the module.
-        frozen: result of :func:`frozen_parameter_names`; ``a.weight`` also drops ``a.weight.absmax``.
+        state_dict: state dictionary of the module.
+        frozen: result of :func:`frozen_parameter_names`. Names that extend one of these names are quantization
+            constants, for example ``a.weight.absmax`` for ``a.weight``.
     """
-    return {name: value for name, value in state_dict.items() if not _is_or_belongs_to(name, frozen)}
+    return {name: value for name, value in state_dict.items() if not _is_or_extends(name, frozen)}
 
 
-def _is_or_belongs_to(name: str, frozen: set[str]) -> bool:
+def _is_or_extends(name: str, frozen: set[str]) -> bool:
+    """Return whether a name, or one of its prefixes that end before a dot, is in ``frozen``."""
     parts = name.split(".")
     return any(".".join(parts[:count]) in frozen for count in range(1, len(parts) + 1))

@@ -1,8 +1,8 @@
-"""Distributions that tokens and actions are sampled from, with exact KL divergences and Fisher metrics.
+"""Distributions from which tokens and actions are sampled, with exact KL divergences and Fisher matrices.
 
-A distribution has *coordinates*, the numbers that a network outputs. The Fisher matrix of the network's parameters is
-``J^T M J``, where ``J`` is the Jacobian of the coordinates with respect to the parameters and ``M``, the metric, is the
-Hessian of the KL divergence with respect to the coordinates.
+The *coordinates* of a distribution are the numbers that a network outputs, such as logits. The Fisher matrix of the
+network's parameters is ``J^T M J``: ``J`` is the Jacobian of the coordinates with respect to the parameters, and ``M``,
+the *metric*, is the Hessian of the KL divergence with respect to the coordinates.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from lrl.types import Distribution
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Return logits divided by a temperature, from which log-probabilities are computed.
+    """Return logits divided by a temperature.
 
     Sampling and training both call this function; ``_Pick.backward`` in :mod:`lrl.lm.logprobs` contains its derivative.
-    Logits of 16 bits are converted to float32 before the division. If they were divided first, they would be rounded
-    twice, and recorded log-probabilities would differ from evaluated ones.
+    16-bit logits are converted to float32 before the division. If they were divided first, they would be rounded a
+    second time, and the log-probabilities recorded in sampling would differ from those computed in training.
 
     Args:
         logits: unnormalised log-probabilities, any shape.
-        temperature: positive.
+        temperature: positive number.
 
     Returns:
-        float64 if the logits are float64, else float32; the shape of ``logits``.
+        Tensor with the shape of ``logits``; float64 if they are float64, else float32.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return logits if temperature == 1 else logits / temperature
@@ -37,8 +37,8 @@ class Categorical(Distribution):
     """Represents a categorical distribution for each token.
 
     Args:
-        logits: unnormalised ``(turn, token, choice)``.
-        temperature: divides the logits.
+        logits: unnormalised log-probabilities, ``(turn, token, choice)``.
+        temperature: divisor of the logits.
     """
 
     def __init__(self, logits: Tensor, temperature: float = 1.0) -> None:
@@ -76,7 +76,7 @@ class Categorical(Distribution):
         return probabilities * (tangent - (probabilities * tangent).sum(-1, keepdim=True))
 
     def detach(self) -> Categorical:
-        """Return a constant copy, which uses one new tensor as logits and as log-probabilities."""
+        """Return a copy without gradient. Its log-probabilities also serve as its logits, which saves memory."""
         constant = Categorical(self.all_logprobs.detach())
         constant._all_logprobs = constant.coordinates
         return constant
@@ -109,7 +109,7 @@ class Gaussian(Distribution):
         """Return the log-likelihoods ``(turn, token)`` of samples that were clipped to a box (Tobin, 1958).
 
         Inside the box this is the log-density. At a bound it is the log-probability of all values at or beyond the
-        bound, which clipping moves to it; a mean beyond the bound is then not penalised.
+        bound, because clipping maps all of them to the bound. A mean beyond the bound is therefore not penalised.
 
         Args:
             samples: vectors ``(turn, token, dimension)``; values outside the box count as values at its bounds.
@@ -146,5 +146,5 @@ class Gaussian(Distribution):
         return torch.cat([means * (-2 * self.log_std.detach()).exp(), 2 * log_std], dim=-1)
 
     def detach(self) -> Gaussian:
-        """Return a constant copy; tensors are cloned because a line search changes a ``log_std`` parameter in place."""
+        """Return a copy without gradient. It has new tensors, because a line search changes ``log_std`` in place."""
         return Gaussian(self.means.detach().clone(), self.log_std.detach().clone())

@@ -1,4 +1,4 @@
-"""Estimators of advantages that compare the episodes or the turns of a group, which need no critic."""
+"""Estimators of advantages without a critic, which compare the episodes or the turns of a group."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from lrl.functional.advantages import Reduce, lambda_returns, variance
 
 
 def group_advantages(returns: Tensor, group: Tensor, scale: str = "group_std", reduce: Reduce | None = None) -> Tensor:
-    """Compare the return of each episode with those of its group, as in GRPO.
+    """Return the advantages of episodes over the mean of their group, as in GRPO.
 
     ``A_i = (R_i - mean(R of its group)) / scale``, arXiv:2402.03300 section 4.1.2. If all returns of a group are equal,
-    its advantages are exactly 0. With the mean of the *other* members as baseline (RLOO, arXiv:2402.14740, eq. 8),
-    unscaled advantages of a group of ``n`` episodes would be ``n / (n - 1)`` times as large.
+    its advantages are exactly 0. RLOO (arXiv:2402.14740, eq. 8) subtracts the mean of the *other* episodes instead;
+    its advantages are ``n / (n - 1)`` times the unscaled ones, for a group of ``n`` episodes.
 
     Args:
         returns: float ``(episode,)``.
         group: int64 ``(episode,)``; equal numbers form a group.
-        scale: ``group_std`` (GRPO), ``batch_std`` (standard deviation over all episodes), or ``none`` (Dr. GRPO,
-            arXiv:2503.20783).
-        reduce: for ``batch_std`` over ranks that each hold whole groups; None if ``returns`` are those of all ranks.
+        scale: divisor: ``group_std`` (standard deviation of the group, GRPO), ``batch_std`` (standard deviation of all
+            episodes), or ``none`` (no division, Dr. GRPO, arXiv:2503.20783).
+        reduce: sums a tensor over ranks, for ``batch_std``; every rank must have whole groups. None if ``returns``
+            contains the episodes of all ranks.
 
     Returns:
-        float ``(episode,)``.
+        Advantages, float ``(episode,)``.
     """
     _, index = torch.unique(group, return_inverse=True)
     count = torch.bincount(index).to(returns.dtype)
@@ -52,18 +53,18 @@ def _std(values: Tensor, reduce: Reduce | None) -> Tensor:
 
 
 class GroupedTurns(NamedTuple):
-    """Holds turns that are compared within their group: each environment plays one whole episode.
+    """Holds the turns of groups of episodes; each environment has played one whole episode.
 
-    The turns of an episode are ``active`` from the first row on; other rows are ignored. Turns of one group with equal
-    numbers in ``state`` form a *step group*.
+    ``active`` marks the turns of an episode, which begin at the first row; other cells are ignored. The turns of one
+    group with the same number in ``state`` form a *step group*.
     """
 
     rewards: Tensor
     """float ``(time, env)``."""
     state: Tensor
-    """Number of the state before each turn, equal for equal observations, int64 ``(time, env)``."""
+    """An integer for the state before each turn, the same for equal observations, int64 ``(time, env)``."""
     group: Tensor
-    """Number of each environment's group, whose episodes start from the same state, int64 ``(env,)``."""
+    """Number of the group of each environment; its episodes start from the same state, int64 ``(env,)``."""
     active: Tensor
     """Whether a turn was taken, bool ``(time, env)``."""
 
@@ -79,7 +80,7 @@ def discounted_returns(turns: GroupedTurns, gamma: float) -> Tensor:
     """Return the discounted sum of rewards from each turn to the end of its episode, ``(time, env)``; 0 if inactive.
 
     Args:
-        turns: only rewards and ``active`` are read.
+        turns: turns of whole episodes; ``state`` and ``group`` are not used.
         gamma: discount per turn.
     """
     rewards = turns.rewards
@@ -92,20 +93,20 @@ def discounted_returns(turns: GroupedTurns, gamma: float) -> Tensor:
 def step_advantages(
     turns: GroupedTurns, *, gamma: float, scale: str = "group_std", reduce: Reduce | None = None
 ) -> Tensor:
-    """Compare the discounted return from each turn with those of its step group: the step advantage of GiGPO.
+    """Return the advantage of each turn over the mean of its step group: the step advantage of GiGPO.
 
-    ``A_t = (R_t - mean(R of its step group)) / scale`` with ``R_t = sum_k gamma^k r_{t+k}``, arXiv:2505.10978, section
-    4.3. The advantage is 0 if no other turn of the group has the same state, or if all returns of a step group are
-    equal.
+    ``A_t = (R_t - mean(R of its step group)) / scale`` with the discounted return ``R_t = sum_k gamma^k r_{t+k}``
+    (arXiv:2505.10978, section 4.3). The advantage is 0 if no other turn of the group has the same state, or if all
+    returns of the step group are equal.
 
     Args:
-        turns: what is compared.
+        turns: turns of whole episodes.
         gamma: discount per turn.
-        scale: ``group_std`` (of the step group), ``batch_std`` (of the returns from all turns) or ``none``.
-        reduce: for ``batch_std`` over ranks; None for one rank.
+        scale: divisor: ``group_std`` (standard deviation of the step group), ``batch_std`` (of all turns) or ``none``.
+        reduce: sums a tensor over ranks, for ``batch_std``; None if there is one rank.
 
     Returns:
-        float ``(time, env)``, 0 where inactive.
+        Advantages, float ``(time, env)``, 0 where inactive.
     """
     index, out = step_groups(turns), torch.zeros_like(turns.rewards)
     returns = discounted_returns(turns, gamma)[turns.active]
@@ -116,9 +117,9 @@ def step_advantages(
 def turn_numbers(active: Tensor) -> Tensor:
     """Return the index of each turn in its episode, int64 ``(time, env)``.
 
-    With these in place of states, the baseline of :func:`step_advantages` depends on time: it is the mean over the
-    episodes of the group that have not ended. It suits episodes of similar length with a reward at every step. Turns
-    are counted, not steps of the environment: a turn with an invalid response counts as well.
+    If these indices are used as ``GroupedTurns.state``, :func:`step_advantages` compares a turn with the turns of the
+    group at the same time. This suits episodes of similar length with a reward at every step. A turn with an invalid
+    response counts, although it is not a step of the environment.
 
     Args:
         active: bool ``(time, env)``.
@@ -130,11 +131,11 @@ def grouped_values(returns: Tensor, turns: GroupedTurns) -> Tensor:
     """Return the mean return of each turn's step group, an estimate of the value of the state before it.
 
     Args:
-        returns: return from each turn on, float ``(time, env)``.
-        turns: their states and groups.
+        returns: sum of rewards from each turn to the end of its episode, float ``(time, env)``.
+        turns: turns of whole episodes; ``rewards`` are not used.
 
     Returns:
-        float ``(time, env)``, 0 where inactive.
+        Values, float ``(time, env)``, 0 where inactive.
     """
     index, out = step_groups(turns), torch.zeros_like(returns)
     count = torch.bincount(index).to(returns.dtype)
@@ -154,31 +155,33 @@ def grouped_gae(
 ) -> Tensor:
     """Estimate advantages by GAE with the mean returns of step groups as values, as in GAGPO (arXiv:2605.13217).
 
-    ``V(s)`` is the mean discounted return of the group's turns in ``s`` (:func:`grouped_values`). The advantages of
-    GAE are centred and scaled over all turns of their group of episodes. If no other turn has the same state,
-    the value before a turn is the return that followed.
+    ``V(s)`` is the mean discounted return of the group's turns in ``s`` (:func:`grouped_values`); for a state that
+    occurs only once, it is the return of that turn. The advantages are then centred and scaled over all turns of their
+    group of episodes.
 
-    This was written from the paper's abstract and from summaries by others, not from its full text. They state that
-    states are matched exactly, that the grouped value replaces a critic in the recursion of GAE, and that advantages
-    are normalised by group. That a group's normalisation covers all its turns, and that values are unweighted means,
-    is an assumption. The paper's ratio of whole responses is not implemented.
+    The implementation follows the paper's abstract and summaries by others; the full text was not available. According
+    to them, states are matched exactly, the grouped value replaces a critic in GAE, and advantages are normalised per
+    group. Two details are assumptions: the normalisation of a group covers all its turns, and values are unweighted
+    means. The paper's ratio of whole responses is not implemented.
 
     Args:
-        turns: what is compared.
+        turns: turns of whole episodes.
         terminated: whether the episode terminated with the turn, bool ``(time, env)``.
         gamma: discount per turn.
-        gae_lambda: GAE coefficient; 0 relies on the grouped values, 1 compares returns.
-        scale: ``group_std`` (of the turns of a group), ``batch_std`` (of all turns) or ``none``.
-        reduce: for ``batch_std`` over ranks; None for one rank.
+        gae_lambda: GAE coefficient per turn; 0 gives one-step targets from the grouped values, 1 uses whole returns.
+        scale: divisor: ``group_std`` (standard deviation over the turns of a group), ``batch_std`` (over all turns) or
+            ``none``.
+        reduce: sums a tensor over ranks, for ``batch_std``; None if there is one rank.
 
     Returns:
-        float ``(time, env)``, 0 where inactive.
+        Advantages, float ``(time, env)``, 0 where inactive.
     """
     rewards, state, group, active = turns
     values = grouped_values(discounted_returns(turns, gamma), turns)
     is_last_turn = active & ~torch.cat([active[1:], torch.zeros_like(active[:1])])
-    ends = torch.zeros_like(values), terminated, is_last_turn & ~terminated
-    advantages = lambda_returns(rewards, values, *ends, gamma=gamma, gae_lambda=gae_lambda) - values
+    final_values, cut = torch.zeros_like(values), is_last_turn & ~terminated  # truncation adds no value
+    returns = lambda_returns(rewards, values, final_values, terminated, cut, gamma=gamma, gae_lambda=gae_lambda)
+    advantages = returns - values
     out = torch.zeros_like(rewards)
     out[active] = group_advantages(advantages[active], group.expand_as(state)[active], scale, reduce)
     return out

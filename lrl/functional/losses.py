@@ -1,6 +1,6 @@
-"""Losses on ``(turn, token)`` tensors: one number per token, or their reduction to a scalar.
+"""Losses of tokens, ``(turn, token)``, their reduction to a scalar, and metrics of the probability ratio.
 
-The functions do not detach their inputs.
+Gradients flow through all inputs unless a function is marked ``no_grad``.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Return the clipped surrogate of each token, which is to be maximised (arXiv:1707.06347, eq. 7).
+    """Return the clipped surrogate objective of each token, which is maximised (arXiv:1707.06347, eq. 7).
 
     ``min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``; ``clip_high > clip_low`` is the asymmetric clip of DAPO
     (arXiv:2503.14476, eq. 10).
 
     Args:
-        ratio: new over old probability, ``(turn, token)``.
+        ratio: probability under the new policy divided by that under the old policy, ``(turn, token)``.
         advantages: ``(turn, token)``.
-        clip_low: the ratio is clipped below ``1 - clip_low``.
-        clip_high: the ratio is clipped above ``1 + clip_high``.
+        clip_low: smaller ratios are clipped to ``1 - clip_low``.
+        clip_high: larger ratios are clipped to ``1 + clip_high``.
     """
     return torch.min(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
 
@@ -28,10 +28,10 @@ def value_loss(values: Tensor, returns: Tensor, old_values: Tensor | None, clip_
     """Return half the squared error of a critic at each token, optionally clipped as in OpenAI's baselines.
 
     Args:
-        values: ``(turn, token)``.
-        returns: ``(turn, token)``.
-        old_values: values when the advantages were estimated, ``(turn, token)``; used with ``clip_range`` only.
-        clip_range: largest change of a value that reduces the loss; None does not clip.
+        values: predictions of the critic, ``(turn, token)``.
+        returns: targets, ``(turn, token)``.
+        old_values: values from which the advantages were estimated, ``(turn, token)``; used only with ``clip_range``.
+        clip_range: largest difference from ``old_values`` up to which a change can reduce the loss; None does not clip.
     """
     error = (values - returns).square()
     if clip_range is not None:
@@ -41,7 +41,7 @@ def value_loss(values: Tensor, returns: Tensor, old_values: Tensor | None, clip_
     return error / 2
 
 
-def normalise(
+def reduce_tokens(
     values: Tensor,
     mask: Tensor,
     how: str,
@@ -49,15 +49,16 @@ def normalise(
     num_tokens: Tensor | float = 1,
     max_tokens: int = 1,
 ) -> Tensor:
-    """Reduce the losses of tokens to one number.
+    """Reduce the losses of tokens to a scalar, ``()``.
 
     Args:
-        values: ``(turn, token)``.
-        mask: bool ``(turn, token)``.
+        values: losses, ``(turn, token)``.
+        mask: true for sampled tokens, bool ``(turn, token)``.
         how: ``sequence`` averages over the tokens of each turn, then over turns (GRPO); ``token`` averages over all
-            tokens (DAPO); ``constant`` divides by ``max_tokens`` per turn (Dr. GRPO); ``sum`` adds them up.
-        num_turns: number of turns in the optimiser step, averaged over ranks, ``()``.
-        num_tokens: number of sampled tokens in the optimiser step, averaged over ranks, ``()``.
+            tokens (DAPO); ``constant`` divides the sum by ``num_turns * max_tokens`` (Dr. GRPO); ``sum`` divides by
+            nothing.
+        num_turns: number of turns of the optimiser step, averaged over ranks, ``()``.
+        num_tokens: number of sampled tokens of the optimiser step, averaged over ranks, ``()``.
         max_tokens: maximum number of tokens of a turn.
     """
     if how == "sum":
@@ -74,17 +75,18 @@ def normalise(
 def ratio_metrics(
     log_ratio: Tensor, entropy: Tensor, mask: Tensor, clip: tuple[float, float] | None = None
 ) -> dict[str, Tensor]:
-    """Return metrics of the change from the policy that sampled, at the sampled tokens.
+    """Return metrics of the difference between the policy and the policy that sampled.
 
     Args:
-        log_ratio: new minus old log-probability, ``(turn, token)``.
-        entropy: in nats, ``(turn, token)``.
-        mask: bool ``(turn, token)``.
-        clip: distances below and above 1 at which the ratio is clipped; None does not clip.
+        log_ratio: log-probability under the new policy minus that under the old one, ``(turn, token)``.
+        entropy: entropy in nats, ``(turn, token)``.
+        mask: true for sampled tokens, bool ``(turn, token)``.
+        clip: ``clip_low`` and ``clip_high`` of :func:`clipped_surrogate`; None if the ratio is not clipped.
 
     Returns:
-        Values of the sampled tokens, ``(sampled token,)``: ``train/approx_kl``, which is ``r - 1 - log r`` in nats;
-        ``train/entropy``; ``train/ratio_error``, which is ``|r - 1|``; ``train/clip_fraction``, whether r is clipped.
+        By name, one value per sampled token, ``(sampled token,)``, with ``r`` the ratio: ``train/approx_kl``, which is
+        ``r - 1 - log r`` in nats; ``train/entropy``; ``train/ratio_error``, which is ``|r - 1|``;
+        ``train/clip_fraction``, whether ``r`` is outside the clip range (only with ``clip``).
     """
     log_ratio, entropy = torch.stack([log_ratio, entropy])[:, mask]
     moved = log_ratio.exp() - 1
@@ -97,11 +99,11 @@ def ratio_metrics(
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """Estimate KL(policy || reference) at each token sampled from the policy by Schulman's k3 (2020).
 
-    ``exp(d) - 1 - d`` with ``d = log pi_ref - log pi`` is unbiased and never negative.
+    The estimate ``exp(d) - 1 - d`` with ``d = log pi_ref - log pi`` is unbiased and never negative.
 
     Args:
-        logprobs: log-probabilities of the policy that sampled, any shape.
-        ref_logprobs: log-probabilities of the reference, of the same shape.
+        logprobs: log-probabilities under the policy that sampled, any shape.
+        ref_logprobs: log-probabilities under the reference policy, of the same shape.
     """
     difference = ref_logprobs - logprobs
     return difference.exp() - 1 - difference

@@ -1,7 +1,7 @@
-"""Counter-based random numbers: a number depends on its purpose and counters, not on the order of sampling.
+"""Counter-based random numbers: each number is a hash of a purpose and counters, independent of the order of calls.
 
-A stream that is consumed in batch order changes when a row finishes early, when the number of environments changes, or
-when a run is resumed. A hash of counters does not. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood,
+With a sequential generator, the numbers of a row would depend on which other rows have finished, on the number of
+environments, and on whether a run was resumed. The hash is the finaliser of SplitMix64 (Steele, Lea and Flood,
 "Fast splittable pseudorandom number generators", 2014), folded over the counters.
 """
 
@@ -22,10 +22,11 @@ from lrl.types import RandomKeys
 _GOLDEN = np.array(0x9E3779B97F4A7C15, dtype=np.uint64)
 _FIRST, _SECOND = (np.array(factor, dtype=np.uint64) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _30, _27, _31, _11 = (np.array(shift, dtype=np.uint64) for shift in (30, 27, 31, 11))
-# The constants are arrays because creating an array takes as long as the arithmetic.
+# The constants of SplitMix64. They are arrays, because converting a number to an array takes as long as the arithmetic.
 
 
 def _mix(value: np.ndarray) -> np.ndarray:
+    """Apply the finaliser of SplitMix64 to uint64 values of any shape."""
     value = (value ^ (value >> _30)) * _FIRST
     value = (value ^ (value >> _27)) * _SECOND
     return value ^ (value >> _31)
@@ -35,7 +36,7 @@ def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
     """Hash counters to 64 random bits.
 
     Args:
-        purpose: name of the use; different purposes give independent numbers for the same counters.
+        purpose: what the numbers are used for; for the same counters, different purposes give independent numbers.
         counters: integers or broadcastable integer arrays ``(...)``.
 
     Returns:
@@ -51,7 +52,7 @@ def counter_hash(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _state_after(purpose: str, counters: tuple[int, ...]) -> np.ndarray:
-    """Return the hash state after the leading integers, cached because thousands of calls share them."""
+    """Return the hash state after the leading integers; cached, because thousands of calls have the same integers."""
     with np.errstate(over="ignore"):
         state = _mix(np.asarray(zlib.crc32(purpose.encode()), dtype=np.uint64) + _GOLDEN)
         for counter in counters:
@@ -60,48 +61,60 @@ def _state_after(purpose: str, counters: tuple[int, ...]) -> np.ndarray:
 
 
 def _fold(state: np.ndarray, counter: int | np.ndarray) -> np.ndarray:
+    """Return the hash state after one more counter."""
     bits = np.asarray(counter, dtype=np.int64).astype(np.uint64)
     return _mix(state ^ _mix(bits + _GOLDEN)) + _GOLDEN
 
 
 def seeds(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
-    """Return seeds for environments, int64 in [0, 2**31) with the broadcast shape ``(...)`` of the counters."""
+    """Return seeds for environments and libraries, int64 in [0, 2**31) with the broadcast shape of the counters.
+
+    Args:
+        purpose: see :func:`counter_hash`.
+        counters: see :func:`counter_hash`.
+    """
     return (counter_hash(purpose, *counters) >> np.uint64(33)).astype(np.int64)
 
 
 def permutation(length: int, purpose: str, *counters: int) -> np.ndarray:
-    """Return a permutation of ``range(length)``, int64 ``(length,)``."""
+    """Return a random permutation of ``range(length)``, int64 ``(length,)``.
+
+    Args:
+        length: number of elements.
+        purpose: see :func:`counter_hash`.
+        counters: integers, see :func:`counter_hash`.
+    """
     return np.argsort(counter_hash(purpose, *counters, np.arange(length)), kind="stable")
 
 
 _BELOW_ONE = np.float32(1 - 2**-24)
-"""The largest float32 below 1, whose exponential sample is finite."""
+"""The largest float32 below 1. A uniform number of 1 would give an infinite exponential sample."""
 
 
 def token_bits(keys: RandomKeys, num_tokens: int) -> Tensor:
-    """Return 64 random bits for each token that may be sampled, int64 ``(row, token)`` with ``num_tokens`` columns."""
+    """Return 64 random bits for each of the next tokens of each row, int64 ``(row, num_tokens)``."""
     rows = (keys.env[:, None], keys.turn[:, None])
     bits = counter_hash(keys.purpose, keys.seed, keys.collection, *rows, np.arange(num_tokens)[None])
     return torch.from_numpy(bits.view(np.int64))
 
 
 def token_uniforms(keys: RandomKeys, num_tokens: int) -> Tensor:
-    """Return a uniform number in [0, 1) for each token that may be sampled, float64 ``(row, token)``."""
+    """Return a uniform number in [0, 1) for each of the next tokens of each row, float64 ``(row, num_tokens)``."""
     bits = token_bits(keys, num_tokens).numpy().view(np.uint64)
     return torch.from_numpy((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
 def exponentials(bits: Tensor, size: int) -> Tensor:
-    """Expand the 64 bits of each row into independent exponential samples of mean 1, by a SplitMix64 stream per row.
+    """Return independent exponential samples with mean 1; the bits of a row seed the SplitMix64 generator of the row.
 
     Args:
-        bits: int64 ``(row,)``.
+        bits: 64 random bits per row, int64 ``(row,)``.
         size: number of samples per row.
 
     Returns:
-        Positive float32 ``(row, size)``; sample ``k`` of a row depends on its bits and on ``k`` alone.
+        Positive float32 ``(row, size)``; sample ``k`` of a row depends only on the bits of the row and on ``k``.
     """
-    if bits.device.type == "cpu":  # NumPy gives the same numbers, with a third of the overhead per call
+    if bits.device.type == "cpu":  # NumPy computes the same numbers with a third of the overhead
         stream = _mix(bits.numpy().view(np.uint64)[:, None] + _stream_increments(size))
         uniforms = ((stream >> _11).astype(np.float64) + 0.5) * 2.0**-53
         return torch.from_numpy(-np.log1p(-np.minimum(uniforms.astype(np.float32), _BELOW_ONE)))
@@ -109,7 +122,7 @@ def exponentials(bits: Tensor, size: int) -> Tensor:
 
 
 def _exponentials_by_torch(bits: Tensor, size: int) -> Tensor:
-    """Compute :func:`exponentials` by torch, on the device of ``bits`` ``(row,)``."""
+    """Compute :func:`exponentials` with torch, on the device of ``bits``."""
     state = bits[:, None] + _increments(size, bits.device)
     for shift, factor in _ROUNDS:
         state = state.bitwise_xor_(_shifted(state, shift)).mul_(factor)
@@ -120,7 +133,7 @@ def _exponentials_by_torch(bits: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _stream_increments(size: int) -> np.ndarray:
-    """Return what SplitMix64 adds to its seed for each of the first ``size`` numbers, uint64 ``(size,)``."""
+    """Return the increments that SplitMix64 adds to its seed for its first ``size`` numbers, uint64 ``(size,)``."""
     return np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
 
 
@@ -131,12 +144,12 @@ def _increments(size: int, device: torch.device) -> Tensor:
 
 
 def _signed(bits: int) -> int:
-    """Return the same 64 bits as a signed integer: torch has no unsigned arithmetic."""
+    """Return the signed integer with the same 64 bits, because torch has no unsigned arithmetic."""
     return bits - (1 << 64) if bits >= 1 << 63 else bits
 
 
 _ROUNDS = ((30, _signed(int(_FIRST))), (27, _signed(int(_SECOND))))
-"""Shift and factor of the two multiplying rounds of SplitMix64's finaliser."""
+"""Shift and factor of the first two rounds of SplitMix64's finaliser; the last round has no factor."""
 
 
 def _shifted(state: Tensor, shift: int) -> Tensor:
@@ -146,9 +159,13 @@ def _shifted(state: Tensor, shift: int) -> Tensor:
 
 @contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators inside the context and restore them afterwards; a ``seed`` of None does nothing.
+    """Seed torch's generators inside the context, and restore their states afterwards.
 
-    For operations that cannot use counter-based numbers, such as dropout.
+    It is used for operations that cannot take counter-based numbers, such as dropout.
+
+    Args:
+        seed: the seed; None changes nothing.
+        device: the device whose generator is seeded, in addition to that of the CPU.
     """
     if seed is None:
         yield

@@ -17,13 +17,14 @@ def conjugate_gradient(
 ) -> Tensor:
     """Solve ``A x = target`` for a symmetric positive definite matrix ``A`` by the conjugate gradient method.
 
-    The solution is exact after as many iterations as ``A`` has distinct eigenvalues.
+    In exact arithmetic, the number of iterations needed is the number of distinct eigenvalues of ``A``.
 
     Args:
         product: multiplies ``A`` by a vector.
         target: ``(parameter,)``.
         iterations: maximum number of iterations, each with one matrix-vector product.
-        tolerance: stop when the squared norm of the residual is at most this fraction of that of ``target``.
+        tolerance: the iteration stops when the squared norm of the residual is at most this fraction of the squared
+            norm of ``target``.
 
     Returns:
         The approximate solution ``x``, ``(parameter,)``.
@@ -44,9 +45,9 @@ def conjugate_gradient(
 
 
 def fisher_vector_product(mean_kl: Tensor, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
-    """Return Hessian-vector products of a mean KL divergence, computed by differentiating twice.
+    """Return a function that multiplies the Hessian of a mean KL divergence by a vector, by differentiating twice.
 
-    Where the divergence is zero, its Hessian is the Fisher matrix.
+    If the two distributions are equal, this Hessian is the Fisher matrix.
 
     Args:
         mean_kl: scalar ``()`` with a graph whose leaves include ``parameters``.
@@ -64,16 +65,18 @@ def fisher_vector_product(mean_kl: Tensor, parameters: Sequence[Tensor]) -> Matr
 def gauss_newton_vector_product(
     outputs: Tensor, output_metric: MatrixVectorProduct, parameters: Sequence[Tensor]
 ) -> MatrixVectorProduct:
-    """Return products with the Gauss-Newton matrix ``J^T M J``, where ``J`` is the Jacobian of ``outputs``.
+    """Return a function that multiplies the Gauss-Newton matrix ``J^T M J`` by a vector.
 
-    With ``M`` the Fisher matrix of the output distribution this is the Fisher matrix of the parameters, and it is
-    positive semi-definite in spite of rounding. ``J v`` needs reverse mode only: ``J^T u`` is linear in ``u``, and its
-    derivative with respect to ``u`` in the direction ``v`` is ``J v``.
+    ``J`` is the Jacobian of ``outputs`` with respect to ``parameters``, and ``M`` the matrix of ``output_metric``. If
+    ``M`` is the Fisher matrix of the output distribution, the product is the Fisher matrix of the parameters, and it is
+    positive semi-definite in spite of rounding errors. ``J v`` is computed by reverse-mode differentiation only: ``v^T
+    J^T u`` is linear in ``u``, and its gradient with respect to ``u`` is ``J v``.
 
     Args:
         outputs: network outputs of any shape, for example ``(turn, token, coordinate)``, with a graph whose leaves
             include ``parameters``.
-        output_metric: multiplies ``M`` by a tensor with the shape of ``outputs``; includes the weights of an average.
+        output_metric: multiplies ``M`` by a tensor with the shape of ``outputs``. Masks and the weights of an average
+            are part of ``M``.
         parameters: the trainable parameters, tensors of any shape.
     """
     probe = torch.zeros_like(outputs, requires_grad=True)
@@ -91,11 +94,12 @@ def gauss_newton_vector_product(
 
 
 class LineSearchResult(NamedTuple):
-    """Outcome of :func:`line_search`; all numbers are 0 if no step was accepted."""
+    """Result of :func:`line_search`; all numbers are 0 if no step was accepted."""
 
     accepted: bool
+    """Whether a step was accepted."""
     step: float
-    """Accepted fraction of the full step."""
+    """Accepted step as a fraction of the full step."""
     improvement: float
     """Increase of the surrogate objective."""
     kl: float
@@ -115,18 +119,19 @@ def line_search(
 ) -> LineSearchResult:
     """Take the largest step ``backtrack_coeff^k * full_step`` that improves enough and stays in the trust region.
 
-    If no step is accepted, the parameters are restored bit by bit.
+    If no step is accepted, the parameters are restored exactly.
 
     Args:
         evaluate: returns the surrogate objective and the mean KL(old || new) at the current parameters.
         parameters: the trainable parameters, tensors of any shape; changed in place.
-        full_step: ``(parameter,)``.
+        full_step: change of all parameters as one vector, ``(parameter,)``.
         start: surrogate objective before the step.
         expected: first-order estimate of the improvement of a full step.
         max_kl: largest mean KL divergence in nats that is accepted.
-        max_backtracks: number of step sizes that are tried.
+        max_backtracks: number of step sizes that are tried, including the full step.
         backtrack_coeff: ratio of each step size to the one before.
-        accept_ratio: smallest accepted ratio of the improvement to the expected improvement of the same step.
+        accept_ratio: smallest accepted ratio of the improvement to the expected improvement of the same step; the
+            latter is the fraction of the full step times ``expected``.
     """
     before = [parameter.detach().clone() for parameter in parameters]
     for attempt in range(max_backtracks):
@@ -151,10 +156,10 @@ def _set_to_sum(parameters: Sequence[Tensor], before: Sequence[Tensor], step: Te
 
 
 def flatten(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors of any shape to one vector ``(parameter,)``, with zeros of the shape of ``like`` for None.
+    """Concatenate tensors of any shape to one vector ``(parameter,)``; None becomes zeros with the shape in ``like``.
 
     Args:
-        tensors: gradients as ``torch.autograd.grad`` returns them with ``allow_unused=True``.
+        tensors: gradients, as ``torch.autograd.grad`` returns them with ``allow_unused=True``.
         like: the parameters, with the shapes of ``tensors``.
     """
     filled = (torch.zeros_like(p) if tensor is None else tensor for tensor, p in zip(tensors, like, strict=True))

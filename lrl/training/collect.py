@@ -160,7 +160,7 @@ class VectorEnvRollouts(L.Callback):
 def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> None:
     """Record the figures of a collection as metrics, such as its mean return."""
     tokens = rollout.response_mask.sum(-1)[rollout.active].float()
-    module.record("rollout/return", rollout.metrics.get("episode_return", rollout.returns))
+    module.record("rollout/return", rollout.metrics.get("episode_return", rollout.episode_returns))
     module.record("rollout/length", rollout.metrics.get("episode_length", rollout.lengths.float()))
     module.record("rollout/response_tokens", tokens)
     if module.max_response_tokens > 1:  # with one token per turn the rate would always be 1

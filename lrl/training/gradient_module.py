@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.distributed import shards_parameters
-from lrl.functional.losses import normalise
+from lrl.functional.losses import reduce_tokens
 from lrl.lm.heads import at_least_float32
 from lrl.lm.loading import fingerprint, fuse_kernels
 from lrl.policies.policy import Policy
@@ -70,7 +70,7 @@ class GradientModule(PolicyModule, ABC):
     Args:
         policy: policy to train.
         optimizer: optimiser and learning-rate schedule.
-        loss_normalisation: reduction of the loss over tokens, see :func:`lrl.functional.losses.normalise`.
+        loss_normalisation: reduction of the loss over tokens, see :func:`lrl.functional.losses.reduce_tokens`.
         target_kl: the remaining minibatches of a collection are no-op steps once ``train/approx_kl``, the estimated
             mean KL(old || new) of a minibatch over the tokens of all ranks, exceeds this many nats; None never skips.
         init_from: checkpoint, folder or hub name whose weights, and nothing else, the run starts from.
@@ -180,7 +180,9 @@ class GradientModule(PolicyModule, ABC):
             return loss
 
         def reduce(tokens: TokenLoss, mask: Tensor) -> Tensor:
-            return normalise(tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens)
+            return reduce_tokens(
+                tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens
+            )
 
         passes = self._passes(batch)
         if len(passes) == 1:

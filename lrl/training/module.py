@@ -27,13 +27,7 @@ from torch import Tensor
 
 from lrl.data.run_data import ClockedDataModule, RunDataModule
 from lrl.evaluation.episodes import EpisodeMetrics, EpisodeResults, evaluate_policy, gather
-from lrl.functional.distributed import (
-    all_gather_objects,
-    drop_frozen,
-    frozen_parameter_names,
-    unsharded,
-    value_of_this_rank,
-)
+from lrl.functional.distributed import all_gather_objects, drop_frozen, frozen_parameter_names, own_value, unsharded
 from lrl.policies.policy import Policy
 from lrl.rollouts.examples import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
@@ -133,7 +127,7 @@ class RunModule(L.LightningModule, ABC):
             self._validated = saved.get("validated", -1)
             mend_loops(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
-                self._means.load(value_of_this_rank(saved["meters"]))
+                self._means.load(own_value(saved["meters"]))
 
     def _settled_settings(self) -> dict[str, Any]:
         """Return the result of :func:`~lrl.training.resume.settings_of`, computed once per run."""

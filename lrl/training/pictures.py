@@ -186,7 +186,7 @@ def group_rows(rollout: Rollout, policy: Policy | None) -> Iterator[dict[str, st
     for env, observation in enumerate(rollout.observations[0]):
         members.setdefault(str(observation).strip().split("\n", 1)[0], []).append(env)
     for state, envs in members.items():
-        returns = rollout.returns[envs]
+        returns = rollout.episode_returns[envs]
         actions = Counter(_action_text(policy, rollout.responses[0][env]) for env in envs)
         frequencies = {action: count / len(envs) for action, count in sorted(actions.items())}
         yield {

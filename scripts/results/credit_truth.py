@@ -272,7 +272,7 @@ def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str
         if kind == "grouped_gae":
             discounts["gae_lambda"] = gae_lambda
         for scale, full_name in (("group_std", name + algorithm), ("none", f"{name}, not scaled")):
-            episode = group_advantages(rollout.returns, rollout.group, scale)
+            episode = group_advantages(rollout.episode_returns, rollout.group, scale)
             turns = GroupCreditConfig(kind=kind, **discounts).estimate(rollout, episode, scale)
             found[full_name] = turns[..., None] * rollout.response_mask
     assert rollout.values is not None

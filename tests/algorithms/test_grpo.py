@@ -297,8 +297,11 @@ def test_every_token_carries_its_episodes_advantage_over_the_group(tiny_model, m
     monkeypatch.setattr(module, "all_gather", lambda own: own)
     plan = CollectionPlan(seed=5, collection=0, num_groups=3, group_size=8)
     rollout = EpisodeCollector(module.policy, PromptEnvs(Bandit(), [Right()]).make(24, "direct")).collect(plan)
-    batch, better = module.prepare(rollout), group_advantages(rollout.returns, rollout.group)
-    assert better.min() < 0 < better.max() and rollout.returns[better.argmax()] > rollout.returns[better.argmin()]
+    batch, better = module.prepare(rollout), group_advantages(rollout.episode_returns, rollout.group)
+    assert (
+        better.min() < 0 < better.max()
+        and rollout.episode_returns[better.argmax()] > rollout.episode_returns[better.argmin()]
+    )
     assert torch.equal(batch.advantages, better[:, None] * batch.response_mask)
 
 
@@ -306,7 +309,7 @@ def mean_return(module):
     """Return the mean return of the policy at its sampling temperature."""
     env = PromptEnvs(Bandit(), [Right()]).make(96, "direct")
     plan = CollectionPlan(seed=5, collection=0, num_groups=3, group_size=32)
-    return float(EpisodeCollector(module.policy, env).collect(plan).returns.mean())
+    return float(EpisodeCollector(module.policy, env).collect(plan).episode_returns.mean())
 
 
 @pytest.mark.learning

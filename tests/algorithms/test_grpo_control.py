@@ -89,7 +89,7 @@ def test_validation_on_rows_without_q_values_has_no_success_rate(tmp_path):
 
 def test_all_turns_of_an_episode_carry_its_advantage_unless_turns_are_compared(monkeypatch):
     rollout = collected(LAKE, states=True)
-    episode = group_advantages(rollout.returns, rollout.group)
+    episode = group_advantages(rollout.episode_returns, rollout.group)
     turns = GroupedTurns(rollout.rewards, rollout.state, rollout.group, rollout.active)
     found = {}
     for kind in ("episode", "turn", "step", "grouped_gae"):
@@ -171,4 +171,4 @@ def test_a_small_lake_is_crossed_and_with_flipped_advantages_it_is_not(tmp_path,
     monkeypatch.setattr(GroupCreditConfig, "estimate", lambda *args: sign * estimate(*args))
     sizes = {"num_groups": 1, "group_size": 32, "num_epochs": 4}
     _, data, _ = fitted(tmp_path, LAKE, 15, sizes, optimizer={"lr": 3e-2}, credit=GroupCreditConfig(kind=kind))
-    assert data.rollout.returns.mean() > 0.9 if sign > 0 else data.rollout.returns.mean() < 0.1
+    assert data.rollout.episode_returns.mean() > 0.9 if sign > 0 else data.rollout.episode_returns.mean() < 0.1

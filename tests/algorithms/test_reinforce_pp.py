@@ -111,5 +111,5 @@ def test_a_run_learns_what_is_rewarded_and_unlearns_it_with_the_sign_flipped(fol
         trainer = make_trainer(tmp_path / kind.__name__, max_epochs=6)
         data = rollout_data("prompts", group_size=16)
         trainer.fit(module, datamodule=data)
-        rewards[kind] = float(data.rollout.returns.mean())
+        rewards[kind] = float(data.rollout.episode_returns.mean())
     assert rewards[REINFORCEPlusPlusModule] > rewards[Flipped]

@@ -101,7 +101,7 @@ def test_a_seed_out_of_range_is_one_sentence(command, seed, capsys):
 def test_the_last_seed_is_in_range_too(capsys):
     with pytest.raises(SystemExit):
         evaluate_command.main("lrl evaluate", ["--policy", "random", "--episodes", "3", f"--seed={2**63 - 2}"])
-    sentence = f"seed is {2**63 - 2}; it must be from 0 to {2**63 - 3} for 3 successive seeds."
+    sentence = f"seed is {2**63 - 2}; it must be from 0 to {2**63 - 3} for 3 consecutive seeds."
     assert sentence in capsys.readouterr().err
 
 

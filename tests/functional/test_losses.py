@@ -7,7 +7,7 @@ import torch
 
 from lrl.functional.distributions import Categorical
 from lrl.functional.groups import group_advantages
-from lrl.functional.losses import clipped_surrogate, kl_estimate, normalise
+from lrl.functional.losses import clipped_surrogate, kl_estimate, reduce_tokens
 
 
 def test_group_advantages_are_centred_and_divided_by_the_groups_own_deviation():
@@ -48,9 +48,9 @@ def test_normalisations_weigh_turns_tokens_or_a_constant():
     values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0]])
     mask = torch.tensor([[True, True, True], [True, False, False]])
     sizes = torch.tensor(2.0), torch.tensor(4.0), 5
-    assert float(normalise(values, mask, "sequence", *sizes)) == 3.0
-    assert float(normalise(values, mask, "token", *sizes)) == 2.5
-    assert float(normalise(values, mask, "constant", *sizes)) == 1.0
+    assert float(reduce_tokens(values, mask, "sequence", *sizes)) == 3.0
+    assert float(reduce_tokens(values, mask, "token", *sizes)) == 2.5
+    assert float(reduce_tokens(values, mask, "constant", *sizes)) == 1.0
 
 
 def test_the_kl_estimate_on_a_halved_probability():

@@ -21,7 +21,7 @@ def test_the_success_rate_of_episodes_equals_the_exact_success():
     policy = softmax(0.01)
     sample = sample_rollout(LAKE, policy, 400, 10, seed=0)
     exact = LAKE.success(policy)
-    assert 0.2 < exact < 0.7 and float(sample.rollout.returns.mean()) == pytest.approx(exact, abs=0.03)
+    assert 0.2 < exact < 0.7 and float(sample.rollout.episode_returns.mean()) == pytest.approx(exact, abs=0.03)
     torch.testing.assert_close(sample.rollout.values[0].mean(), torch.tensor(exact, dtype=torch.float64))
 
 

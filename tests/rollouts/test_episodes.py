@@ -85,7 +85,7 @@ def test_every_episode_runs_to_its_end():
     rollout, policy, _ = collect()
     lengths = policy.calls[0][0][:, 0]
     assert rollout.lengths.tolist() == lengths.tolist()
-    assert rollout.returns.tolist() == [n * (n + 1) / 2 for n in lengths]
+    assert rollout.episode_returns.tolist() == [n * (n + 1) / 2 for n in lengths]
     ends = rollout.terminated | rollout.truncated
     assert ends.sum(0).tolist() == [1] * 6
     last = rollout.lengths.long() - 1
@@ -147,7 +147,7 @@ def test_a_cut_episode_is_truncated_and_kept():
 def test_two_ranks_play_the_same_episodes_as_one(group_size):
     whole, _, _ = collect(num_groups=4, group_size=group_size)
     parts = [collect(num_groups=2, group_size=group_size, rank=rank)[0] for rank in (0, 1)]
-    assert whole.returns.tolist() == [r for part in parts for r in part.returns.tolist()]
+    assert whole.episode_returns.tolist() == [r for part in parts for r in part.episode_returns.tolist()]
 
 
 def test_replace_and_an_index_return_another_batch():

@@ -72,7 +72,7 @@ def test_a_conversation_fits_into_the_prompt_and_a_reply_into_the_response(chat)
 
 
 def test_a_missing_checkpoint_is_reported_by_its_key_before_the_first_request(tmp_path):
-    said = "chat_model.checkpoint is '.*nowhere'; it must be a checkpoint, or a run directory that holds one"
+    said = "chat_model.checkpoint is '.*nowhere'; it must be a checkpoint, or a run directory that contains one"
     with pytest.raises(ValueError, match=said) as error:
         PromptedSearcher(PolicyChatModel(str(tmp_path / "nowhere"))).setup(ParameterSpace(size=2), 0, 5)
     assert "--checkpoint" not in str(error.value)

@@ -24,7 +24,7 @@ def test_an_episode_has_its_turns_its_return_and_its_end(tmp_path):
     rollout = EpisodeCollector(random_policy(), LAKE.make(6, "direct")).collect(plan)
     episodes = list(episodes_of(rollout, 6))
     assert [len(episode["turns"]) for episode in episodes] == rollout.lengths.tolist()
-    assert [episode["return"] for episode in episodes] == rollout.returns.tolist()
+    assert [episode["return"] for episode in episodes] == rollout.episode_returns.tolist()
     assert all(episode["terminated"] or episode["truncated"] for episode in episodes)
     assert [episode["env"] for episode in episodes_of(rollout, 3)] == [0, 2, 4]
     write_episodes(tmp_path, 7, list(episodes_of(rollout, 2)))
