@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lrl.codecs.codec import TextCodec
 from lrl.lm.adapters import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
 from lrl.lm.attention import attention_of, context_length, is_halved, kernel_of, max_positions, rope_limit, set_kernel
 from lrl.lm.config import LanguageModelConfig
@@ -34,6 +35,7 @@ from lrl.lm.loading import fingerprint, load_base, prepare_vocabulary, recompute
 from lrl.lm.logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs
 from lrl.lm.prefill import KeptPrompts
 from lrl.lm.tokenizer import ChatTokenizer
+from lrl.prompts import PromptTemplate
 from lrl.types import RandomKeys
 
 
@@ -63,7 +65,7 @@ class LanguageModel(nn.Module):
         self.fingerprint = ""
         self.copied_reference: list[Any] = []
         self.has_critic_adapter = False
-        self._warned_of_kernel = False
+        self._warned_of_kernel = self._warned_of_cache = False
         self.lower: LowerLayers | None = None
         self.chunks = False
         self.kept: KeptPrompts | None = None
@@ -319,17 +321,55 @@ class LanguageModel(nn.Module):
         """Size of the hidden states, available after :meth:`configure`."""
         return int(self.model.get_output_embeddings().weight.shape[-1])
 
-    def divide_prompts(self, has_history: bool) -> None:
-        """Compute states below the lowest adapter in pieces, which prompts with history have in common."""
+    def prepare_history(self, prompt: PromptTemplate, codec: TextCodec | None) -> None:
+        """Compute states below the lowest adapter in pieces, which prompts with history have in common.
+
+        Logs a warning if the tokens that the prompts of an episode have in common are computed again at every turn.
+
+        Args:
+            prompt: turns observations and histories into prompts.
+            codec: of the environment; None checks no prompts.
+        """
         if self.lower is not None:
-            self.lower.block = PIECE if has_history else None
+            self.lower.block = PIECE if prompt.history else None
+        if not prompt.history or not self.config.share_prompts:
+            return
+        config, fault = self.config, ""
+        if attention_of(self.model) != "full":
+            fault = (
+                f"language_model.name is {config.name!r}, a {self.model.config.model_type}, whose layers do not all "
+                "attend to all earlier tokens"
+            )
+        elif self.kernel not in ("sdpa", "eager"):
+            fault = f"language_model.attention is {self.kernel}, which takes no mask of single tokens"
+        elif codec is not None and not self.tokenizer.extends_prompts(prompt, codec):
+            fault = (
+                f"language_model.chat_template is {config.chat_template!r}, which writes the turn before in other "
+                "tokens than its prompt"
+            )
+        if fault:
+            logging.getLogger("lrl").warning(
+                "prompt.history is %s, but %s: the past turns in a prompt are computed again at every turn.",
+                prompt.history,
+                fault,
+            )
 
     def keep_prompts(self, keys: RandomKeys | None) -> None:
         """Keep the KV cache of prompts from one call to the next within a collection or an evaluation.
 
+        Logs a warning, once, if the cache of the last call was too large.
+
         Args:
             keys: of the call; None keeps nothing.
         """
+        if self.kept is not None and self.kept.excess_bytes and not self._warned_of_cache:
+            self._warned_of_cache = True
+            logging.getLogger("lrl").warning(
+                "language_model.prompt_cache_mb is %s, but the KV cache of the prompts of a turn has %.0f MiB: the "
+                "past turns in a prompt are computed again at every turn.",
+                self.config.prompt_cache_mb,
+                self.kept.excess_bytes / 2**20,
+            )
         if keys is None or not (self.share and self.cached and self.config.prompt_cache_mb):
             self.kept = None
             return

@@ -107,6 +107,8 @@ class KeptPrompts:
         self.max_bytes = max_bytes
         self.computed_tokens = 0
         """Number of tokens of prompts computed so far, for tests and benchmarks."""
+        self.excess_bytes = 0
+        """Size of the last cache that was too large to be kept; 0 if there was none."""
         self._of: Hashable = None
         self._rows: dict[tuple[int, ...], int] = {}
         self._layers: list[tuple[Tensor, Tensor]] = []
@@ -120,12 +122,14 @@ class KeptPrompts:
 
     def longest(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...] | None]:
         """Return for each prompt the longest kept one that it continues; None if there is none."""
-        sizes = sorted({len(kept) for kept in self._rows}, reverse=True)
-
-        def find(prompt: tuple[int, ...]) -> tuple[int, ...] | None:
-            return next((prompt[:size] for size in sizes if size < len(prompt) and prompt[:size] in self._rows), None)
-
-        return [find(prompt) for prompt in prompts]
+        found, beginnings = dict[tuple[int, ...], tuple[int, ...] | None](), list[tuple[int, ...]]()
+        for prompt in sorted({*prompts, *self._rows}):  # a prompt follows those that it begins with
+            while beginnings and prompt[: len(beginnings[-1])] != beginnings[-1]:
+                beginnings.pop()
+            found[prompt] = beginnings[-1] if beginnings else None
+            if prompt in self._rows:
+                beginnings.append(prompt)
+        return [found[prompt] for prompt in prompts]
 
     def take(self, model: Any, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, Tensor]:
         """Return a copy of the cache of some kept prompts, and which of its columns hold a token, ``(row, column)``."""
@@ -149,8 +153,9 @@ class KeptPrompts:
         layers: list[Any] = filled.cache.layers
         self._layers = [(layer.keys, layer.values) for layer in layers]
         self._rows, self._mask = {prompt: row for row, prompt in enumerate(prompts)}, filled.mask
-        if sum(part.nbytes for pair in self._layers for part in pair) > self.max_bytes:
-            self._rows, self._layers = {}, []
+        size = sum(part.nbytes for pair in self._layers for part in pair)
+        if size > self.max_bytes:
+            self._rows, self._layers, self.excess_bytes = {}, [], size
 
 
 @torch.no_grad()

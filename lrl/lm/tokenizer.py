@@ -6,6 +6,8 @@ import hashlib
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.lm.chat_template import OBSERVATION, OTHER_TEMPLATES, ChatTemplate, ControlTokens, PromptFrame
 from lrl.lm.files import configured_end_ids, first_line, sources
 from lrl.prompts import Message, PromptTemplate, get_response_format
-from lrl.types import History
+from lrl.types import History, PastTurn
 
 _CACHED_PROMPTS = 4096
 
@@ -133,6 +135,20 @@ class ChatTokenizer:
                 logging.getLogger("lrl").warning(
                     "language_model.chat_template leaves the reasoning of past turns and examples out of a prompt."
                 )
+
+    def extends_prompts(self, template: PromptTemplate, codec: TextCodec) -> bool:
+        """Return whether the prompt of a turn begins with the tokens of the prompt of the turn before.
+
+        Args:
+            template: how an observation becomes a prompt; its history is not empty.
+            codec: of the environment.
+        """
+        action = (codec.action_texts or (codec.default_action_text,))[0]
+        turn = PastTurn("a", get_response_format(template.response_format).render(action, "a"))
+        bare = replace(template, examples=(), num_examples=0, examples_from=None)
+        histories = [(turn,) * turns for turns in range(min(3, template.max_past_turns + 1))]
+        prompts = [self.encode_chat(bare.messages(codec, "a", history)) for history in histories]
+        return all(longer[: len(prompt)] == prompt for prompt, longer in pairwise(prompts))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation, the opening of the assistant's turn included.

@@ -118,9 +118,9 @@ class ScoringPolicy(Policy):
             ValueError: If two actions have the same tokens, or an action has none.
         """
         self.trunk.configure()
-        self.language_model.divide_prompts(bool(self.prompt.history))
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
+        self.language_model.prepare_history(self.prompt, self.codec)
         self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
         self._made = None
         name, texts = self.language_model.config.name, dict[tuple[int, ...], str]()

@@ -86,9 +86,9 @@ class TextPolicy(Policy):
     def configure(self) -> None:
         """Load the language model and initialise the value head."""
         self.trunk.configure()
-        self.language_model.divide_prompts(bool(self.prompt.history))
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
+        self.language_model.prepare_history(self.prompt, self.codec)
         self._check_responses()
 
     def _check_responses(self) -> None:

@@ -5,11 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tiny_architectures import OTHERS
 from tiny_runs import batch_of, save_tiny_model, text_policy
 
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.episodes import evaluate_policy
+from lrl.lm.chat_template import CHATML
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.lm.prefill import KeptPrompts
@@ -88,11 +90,67 @@ def test_other_weights_or_another_collection_drop_the_cache(folder):
     assert not policy.language_model.kept._rows
 
 
-def test_a_cache_beyond_its_limit_is_not_kept(folder, monkeypatch):
+def test_a_cache_beyond_its_limit_is_not_kept(folder, monkeypatch, caplog):
     policy = policy_of("text", folder, prompt_cache_mb=1)
     monkeypatch.setattr("lrl.lm.model.KeptPrompts", lambda size: KeptPrompts(10))
-    play(policy, turns=2)
+    play(policy, turns=4)
     assert not policy.language_model.kept._rows
+    policy.end_episodes()
+    assert (
+        caplog.text.count("language_model.prompt_cache_mb is 1, but the KV cache of the prompts of a turn has 0 MiB")
+        == 1
+    )
+
+
+def test_the_longest_kept_prompt_is_found_among_many():
+    random = np.random.default_rng(0)
+    texts = [tuple(random.integers(0, 2, size=random.integers(1, 7)).tolist()) for _ in range(80)]
+    kept = KeptPrompts(0)
+    kept._rows = {text: row for row, text in enumerate(texts[:30])}
+    found = kept.longest(texts)
+    for text, beginning in zip(texts, found, strict=True):
+        shorter = [text[:size] for size in range(1, len(text)) if text[:size] in kept._rows]
+        assert beginning == (shorter[-1] if shorter else None)
+    assert None in found and len(set(found)) > 3
+
+
+def test_the_time_to_find_kept_prompts_is_linear_in_their_lengths():
+    kept, counts = KeptPrompts(0), []
+
+    class Counted(tuple):
+        """Counts the tokens of the beginnings that are compared."""
+
+        def __getitem__(self, index):
+            part = super().__getitem__(index)
+            counts[-1] += len(part)
+            return part
+
+    for rows in (20, 40):
+        counts.append(0)
+        texts = [Counted((row, *range(100 + row))) for row in range(rows)]
+        kept._rows = {tuple(text): row for row, text in enumerate(texts)}
+        kept.longest([Counted((*text, 1)) for text in texts])
+    assert counts[1] <= 3 * counts[0]
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_one_sentence_says_why_the_tokens_of_past_turns_are_computed_again(folder, tmp_path, caplog, kind):
+    policy_of(kind, folder)
+    policy_of(kind, folder, share_prompts=False)
+    assert "prompt.history" not in caplog.text
+    window = save_tiny_model(tmp_path / "window", "mistral", sliding_window=4)
+    policy_of(kind, window)
+    assert caplog.text.count("prompt.history is 4, but language_model.name is ") == 1
+    assert "a mistral, whose layers do not all attend to all earlier tokens: the past turns" in caplog.text
+    caplog.clear()
+    kind_of_model, changes = OTHERS["lfm2"]
+    policy_of(kind, save_tiny_model(tmp_path / "hybrid", kind_of_model, **changes))
+    assert caplog.text.count("a lfm2, whose layers do not all attend to all earlier tokens") == 1
+    caplog.clear()
+    template = tmp_path / "template.jinja"
+    template.write_text(CHATML.replace("<|im_start|>assistant", "<|im_start|>assistant UP"))
+    policy_of(kind, folder, chat_template=str(template))
+    assert caplog.text.count("template.jinja', which writes the turn before in other tokens than its prompt") == 1
 
 
 def stacked(decisions):
