@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 
 
 def choosing(module, folder, temperature=1.0, history=0, **model):
-    """An algorithm with a policy that chooses in place of the one that writes."""
+    """Return an algorithm whose policy chooses among the actions instead of writing them."""
     prompt = PromptTemplate(response_format="direct", system="", history=history)
     module.policy = ScoringPolicy(LanguageModelConfig(name=folder, **model), prompt, temperature)
     return module

@@ -44,7 +44,7 @@ EPISODES = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def datasets(tmp_path_factory):
-    """Episodes of random networks; that of the Box often acts at its bounds."""
+    """Record episodes of random networks; many actions of the Box are at its bounds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINARI_DATASETS_PATH", str(tmp_path_factory.mktemp("minari")))
         for kind, env in ENVS.items():
@@ -92,7 +92,7 @@ def data(kind, held_out=False, source=None, **changes):
 
 
 def stored(kind, split="train"):
-    """Observations ``(row, size)`` and actions ``(row, ...)`` of a split, read by Minari itself."""
+    """Return observations ``(row, size)`` and actions ``(row, ...)`` of a split, read by Minari itself."""
     episodes = minari.load_dataset(f"lrl/{kind}-v0")
     chosen = MinariDemonstrations(f"lrl/{kind}-v0", split, validation_share=0.25)._select()[0].tolist()
     rows = [(episodes[index].observations[:-1], episodes[index].actions) for index in chosen]
@@ -100,7 +100,7 @@ def stored(kind, split="train"):
 
 
 def first_loss(kind, observations, actions):
-    """Mean negative log-likelihood of a fresh network, by a plain loop over rows and dimensions."""
+    """Return the mean negative log-likelihood of an untrained network, by a loop over rows and dimensions."""
     policy, total = configured(network(), ENVS[kind]), 0.0
     mean, std = observations.mean(0), observations.std(0) + 1e-8
     seen = torch.tensor((observations - mean) / std, dtype=torch.float32).clamp(-10, 10)
@@ -221,7 +221,7 @@ def test_a_critic_under_ddp_raises_one_sentence(folder, kind, settings, said):
 
 
 def test_statistics_from_init_from_are_kept(folder, tmp_path):
-    """A critic's statistics of observations are new; those of the states that are whitened are not."""
+    """The critic's statistics of observations are computed again; those of the whitened states are loaded."""
     whitened = {"freeze_trunk": True, "whiten_states": 1e-2}
     trainer = fit(sft(head(folder, **whitened)), tmp_path, data("box"), max_epochs=1)
     trainer.save_checkpoint(tmp_path / "clone.ckpt")
@@ -326,7 +326,7 @@ def test_discrete_actions_count_from_the_start_of_their_space():
 
 
 def fitted(actions, features, likelihood):
-    """Weights and log-std of the most likely linear Gaussian."""
+    """Return weights and log-std of the linear Gaussian with the highest likelihood."""
     weight, log_std = torch.zeros(2, 1, requires_grad=True), torch.zeros(1, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, log_std], max_iter=100, line_search_fn="strong_wolfe")
 

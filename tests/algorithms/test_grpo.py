@@ -27,7 +27,7 @@ MAX_NEW_TOKENS = 12
 
 
 class Words(TextCodec):
-    """Say the word that you are told."""
+    """Codec of the task to write the word that the observation names."""
 
     description = ""
     action_texts = ("left", "right", "up")
@@ -45,7 +45,7 @@ class Words(TextCodec):
 
 
 class Bandit(RowSource):
-    """Three states, in each of which one action is right."""
+    """Environment with three states, in each of which one action is right."""
 
     codec = Words()
 
@@ -64,7 +64,7 @@ class Right(Reward):
 
 
 class Agreed(Reward):
-    """The same for everything."""
+    """Reward that is the same for all responses."""
 
     name = "agreed"
 
@@ -73,7 +73,7 @@ class Agreed(Reward):
 
 
 def grpo(folder, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, response_format="direct", dtype="float32", **changes):
-    """A module without a trainer."""
+    """Return a module without a trainer."""
     policy = TextPolicy(
         LanguageModelConfig(name=folder, dtype=dtype),
         PromptTemplate(system="", response_format=response_format),
@@ -86,7 +86,7 @@ def grpo(folder, temperature=1.0, max_new_tokens=MAX_NEW_TOKENS, response_format
 
 
 def acted(module, words=("left", "left", "up", "left"), seed=0, advantages=None):
-    """The turns that the policy itself takes, each with its advantage."""
+    """Return turns that the policy itself took, each with its advantage."""
     rows = len(words)
     keys = RandomKeys(seed=seed, purpose="test", collection=0, env=np.arange(rows), turn=np.zeros(rows, dtype=np.int64))
     decisions = module.policy.act(words, [()] * rows, keys, module.policy.sampling)
@@ -101,13 +101,13 @@ def acted(module, words=("left", "left", "up", "left"), seed=0, advantages=None)
 
 
 def gradient(module, loss):
-    """One vector over all weights."""
+    """Return the gradient as one vector over all weights."""
     weights = [weight for weight in module.policy.parameters() if weight.requires_grad]
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
 
 
 def wander(module, size=0.02):
-    """Move the weights a little, so that ratios are not 1."""
+    """Change the weights a little, so that ratios are not 1."""
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in module.policy.parameters():
@@ -241,7 +241,7 @@ def test_invalid_settings_raise_their_name(tiny_model, settings, key):
 
 
 def fit(module, collections, reward=None, callbacks=(), seed=0, **changes):
-    """Train on the bandit."""
+    """Train a policy on the bandit."""
     env = PromptEnvs(Bandit(), [reward or Right()])
     sizes = {"num_groups": 3, "group_size": 16} | changes
     module.train()
@@ -251,7 +251,7 @@ def fit(module, collections, reward=None, callbacks=(), seed=0, **changes):
 
 
 class Weights(L.Callback):
-    """Remembers the weights and the optimiser's state after each part."""
+    """Callback that stores the weights and the optimiser's state after each minibatch."""
 
     def __init__(self):
         self.seen, self.skipped = [], []

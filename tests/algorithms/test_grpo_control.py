@@ -29,7 +29,7 @@ def turn_advantages(rewards, group, active, **options):
 
 
 class Arms(RowSource):
-    """States without Q-values, in each of which the same movement is right."""
+    """Data set without Q-values, in all states of which the same movement is right."""
 
     spaces = (gym.spaces.Box(-9, 9, (1,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32))
 
@@ -56,7 +56,7 @@ def fitted(folder, env, collections=2, sizes=None, **settings):
 
 
 def collected(env, states, **plan):
-    """A module that is ready to credit, and a rollout of its policy."""
+    """Return a module that is ready to compute advantages, and a rollout of its policy."""
     module, _ = module_and_data(env)
     module.policy.connect(env.codec)
     module.policy.connect_spaces(*env.spaces)

@@ -52,7 +52,7 @@ def folder(tmp_path_factory):
 
 
 def policy_of(kind, folder):
-    """A policy with a critic, connected to FrozenLake."""
+    """Return a policy with a critic, connected to FrozenLake."""
     if kind == "mlp":
         policy = MLPPolicy(hidden_sizes=(8,), init_seed=0)
         policy.connect_spaces(*LAKE.spaces)
@@ -111,7 +111,7 @@ def test_a_truncated_episode_is_bootstrapped_with_the_value_of_its_last_state(fo
 
 
 class Two(torch.nn.Module):
-    """Hands out what a test wrote down."""
+    """Stub that returns the tensors of a test."""
 
     has_critic, response_format, sampling = True, None, SamplingConfig()
     needs_distribution = True  # of all turns in one pass
@@ -124,7 +124,7 @@ class Two(torch.nn.Module):
         return self.given
 
 
-def test_the_loss_is_the_formula_written_out():
+def test_the_loss_equals_its_formula():
     """Two turns of three tokens, the last of which is padding in the second."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda: torch.randn(2, 3, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -159,7 +159,7 @@ def test_the_loss_is_the_formula_written_out():
 
 
 def test_the_penalty_includes_probability_of_tokens_that_were_not_sampled():
-    """Two choices were sampled as often as they were likely; the third has a quarter of the new policy."""
+    """Two choices were sampled in proportion to their probabilities; the third has 0.25 in the new policy."""
     old, logits = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 0.0, -0.4], requires_grad=True)
     zeros = torch.zeros(2, 1)
     batch = TurnBatch(
@@ -221,7 +221,7 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_over_what_was_sampled
 
 
 def chain_data(**changes):
-    """FrozenLake without slipping, two rows of two: right, then down."""
+    """Return FrozenLake without slipping on two rows of two cells; the optimal actions are right, then down."""
     lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
     sizes = {"num_envs": 8, "num_steps": 16, "num_epochs": 4, "num_minibatches": 2}
     sizes["validation"] = {"episodes": 8, "num_envs": 8}
@@ -237,7 +237,7 @@ def reward_of(module, data, root, epochs=25):
 
 @pytest.mark.learning
 @pytest.mark.parametrize("credit", ["turn", "token", "nested"])
-def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
+def test_a_network_solves_a_lake_of_four_cells(tmp_path, credit):
     module = PPOValueHeadModule(
         MLPPolicy((16,), init_seed=0), optimizer=OptimizerConfig(lr=1e-2), credit=CreditConfig(kind=credit)
     )
@@ -245,7 +245,7 @@ def test_a_network_solves_a_lake_of_four_fields(tmp_path, credit):
 
 
 @pytest.mark.learning
-def test_with_flipped_sign_it_does_not_learn(tmp_path):
+def test_with_a_flipped_sign_the_network_does_not_learn(tmp_path):
     class Flipped(PPOValueHeadModule):
         def advantages(self, rollout):
             credit = super().advantages(rollout)
@@ -400,7 +400,7 @@ def test_a_checkpoint_is_evaluated_and_started_from(tmp_path):
     assert all(torch.equal(other.state_dict()[name], value) for name, value in loaded.policy.state_dict().items())
 
 
-def test_a_value_head_starts_afresh_on_a_model_that_was_cloned(folder, tmp_path):
+def test_a_cloned_model_gets_an_untrained_value_head(folder, tmp_path):
     cloned = text_policy(folder)
     cloned.connect(LAKE.codec)
     cloned.configure()

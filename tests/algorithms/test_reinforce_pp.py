@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
 
 
 class Silent(torch.nn.Module):
-    """A policy of which nothing is asked."""
+    """Stub of a policy without methods."""
 
     has_critic, response_format, sampling = False, None, None
 
@@ -71,21 +71,21 @@ def test_the_baseline_of_a_group_is_its_mean_return():
     assert advantages[two_turns().response_mask].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_episode_that_goes_on_in_the_next_collection_is_an_error():
+def test_an_episode_that_continues_in_the_next_collection_raises():
     rollout = two_turns().replace(terminated=torch.tensor([[False, True], [False, False]]))
     for module in (REINFORCEPlusPlusModule(Silent()), GRPOModule(Silent())):
         with pytest.raises(ValueError, match="data.num_steps is 2; it must be null, .* needs whole episodes"):
             module.advantages(rollout)
 
 
-def test_a_baseline_over_groups_of_one_is_an_error():
+def test_a_baseline_over_groups_of_one_raises():
     alone = two_turns().replace(group=torch.tensor([0, 1]))
     REINFORCEPlusPlusModule(Silent()).advantages(alone)
     with pytest.raises(ValueError, match="data.group_size is 1; it must be at least 2"):
         REINFORCEPlusPlusModule(Silent(), group_baseline=True).advantages(alone)
 
 
-def test_the_loss_is_the_formula_written_out():
+def test_the_loss_equals_its_formula():
     logprobs, old = torch.tensor([[-1.0, -0.5], [-2.0, 0.0]]), torch.tensor([[-1.5, -0.4], [-1.2, 0.0]])
     mask, advantages = torch.tensor([[True, True], [True, False]]), torch.tensor([[1.0, -2.0], [-0.5, 0.0]])
     batch = TurnBatch(inputs={}, response_mask=mask, old_logprobs=old, advantages=advantages)

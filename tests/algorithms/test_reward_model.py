@@ -169,7 +169,7 @@ def test_statistics_are_those_of_the_training_split(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     whole = fit(tmp_path / "whole", CollectionCheckpoint(1, "val/loss", "min"), max_epochs=4)
     fit(tmp_path / "half", CollectionCheckpoint(1, "val/loss", "min"), max_epochs=2)
     last = tmp_path / "half" / "checkpoints" / "last.ckpt"
@@ -183,7 +183,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_stopped(tmp_path):
     assert whole.logger.rows[-1][0] == 20 and {"train/loss", "clock/optimizer_steps"} <= whole.logger.rows[-1][1].keys()
 
 
-def test_dropout_follows_from_the_place_in_the_run_alone(tmp_path):
+def test_dropout_depends_only_on_the_position_in_the_run(tmp_path):
     module, data = module_of(dropout=0.5), data_of()
     tiny_runs.train(tmp_path, module=module, data=data, limit_train_batches=0)
     batch, losses = data.batch(0, 0), []
@@ -237,7 +237,7 @@ def test_other_data_and_sizes_raise_their_name(tmp_path):
         RewardModelModule(hidden_sizes=(4, 0))
 
 
-def test_a_reward_model_is_no_policy(tmp_path):
+def test_a_reward_model_is_not_a_policy(tmp_path):
     fit(tmp_path, CollectionCheckpoint(1), max_epochs=1)
     path = tmp_path / "checkpoints" / "last.ckpt"
     checkpoint = torch.load(path, weights_only=True)
@@ -276,7 +276,7 @@ def type_of_optimizer(path):
 
 
 class Ascending(RewardModelModule):
-    """Maximises its errors."""
+    """Reward model that maximises its error."""
 
     def loss(self, scores, rewards):
         return -super().loss(scores, rewards)

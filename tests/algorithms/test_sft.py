@@ -42,7 +42,7 @@ def fit(module, root, source=None, callbacks=(), ckpt_path=None, **changes):
 
 
 @pytest.mark.learning
-def test_it_clones_the_expert_and_with_the_sign_flipped_it_does_not(folder, tmp_path, monkeypatch):
+def test_sft_clones_the_expert_and_with_a_flipped_sign_it_does_not(folder, tmp_path, monkeypatch):
     def success():
         module = sft(folder, pack_tokens=128)
         fit(module, tmp_path, data(batch_size=11), max_epochs=60)
@@ -133,7 +133,7 @@ def test_dropout_is_on_in_training_off_in_validation_and_resumed_bit_identically
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
-def test_a_run_resumed_behind_the_last_step_of_a_pass_validates_and_logs_first(folder, tmp_path, every):
+def test_a_run_resumed_after_the_last_step_of_a_pass_validates_and_logs_first(folder, tmp_path, every):
     def run(**changes):
         held_out = data(validation_demonstrations=ExpertDemonstrations(ExpertQRows(), seed=1))
         settings = {"max_epochs": 2, "limit_val_batches": None, "check_val_every_n_epoch": every}

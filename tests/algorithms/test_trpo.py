@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 
 
 def policy_of(kind, folder, dtype="float64", **model):
-    """A policy with a critic of its own weights, connected, and its environment."""
+    """Return a connected policy whose critic has separate weights, and its environment."""
     env = {"gaussian": PENDULUM, "head": CARTPOLE}.get(kind, LAKE)
     language_model = LanguageModelConfig(name=folder, dtype=dtype, **model)
     critic = ValueHeadConfig(hidden_sizes=(4,), init_seed=0)
@@ -70,7 +70,7 @@ def batch_of(module, env, groups=6):
 
 
 def prepared(kind, folder, **settings):
-    """A module and one credited collection; nothing but the policy's own weights is left to chance."""
+    """Return a module and one collection with advantages; only the initial weights of the policy are random."""
     model = settings.pop("model", {})
     policy, env = policy_of(kind, folder, **model)
     module = from_settings(TRPOModule, policy, **settings)
@@ -78,7 +78,7 @@ def prepared(kind, folder, **settings):
 
 
 def of_torch(distribution):
-    """A copy of one of our distributions as torch has it, sharing nothing with the policy's parameters."""
+    """Return a copy of a distribution of lrl as one of torch, without shared memory."""
     if isinstance(distribution, Categorical):
         return torch.distributions.Categorical(logits=distribution.coordinates.detach().clone())
     means, log_std = distribution.coordinates.detach().clone().chunk(2, -1)
@@ -122,7 +122,7 @@ def test_one_update_stays_in_the_region_and_improves_the_surrogate(folder, kind)
     assert all(torch.equal(a, b) for a, b in zip(critic, module.policy.critic_parameters()))
 
 
-def test_the_surrogate_and_the_divergence_are_the_formulas_written_out(folder):
+def test_the_surrogate_and_the_divergence_equal_their_formulas(folder):
     """Turns of one or two tokens: sums over a turn's tokens, means over turns, by plain loops over the vocabulary."""
     module, batch = prepared("text", folder, ent_coef=0.3)
     evaluation = module.policy.evaluate(batch)
@@ -262,7 +262,7 @@ def test_the_fisher_matrix_is_estimated_from_the_given_share_of_turns(folder, mo
 
 @pytest.mark.parametrize("kind", ["head", "mlp"])
 def test_the_critic_is_fitted_under_autocast(folder, kind):
-    """Inside a collection it would go on with its first copy of weights that are fitted."""
+    """Autocast would otherwise use the copy of the weights that it cached before the fit."""
     policy, env = policy_of(kind, folder)
     policy.float()
     module = TRPOModule(policy)
@@ -276,7 +276,7 @@ def test_the_critic_is_fitted_under_autocast(folder, kind):
 
 
 def chain_data(**changes):
-    """FrozenLake without slipping, two rows of two: right, then down."""
+    """Return FrozenLake without slipping on two rows of two cells; the optimal actions are right, then down."""
     lake = GymnasiumEnvs("FrozenLake-v1", {"desc": ["SF", "HG"], "is_slippery": False}, max_episode_steps=6)
     sizes = {"num_envs": 8, "num_steps": 16, "validation": {"episodes": 8, "num_envs": 8}}
     return from_settings(RolloutDataModule, lake, **merged(sizes, changes))
@@ -293,7 +293,7 @@ FITS = {"lbfgs": ValueFit(), "adam": ValueFit(method="adam", lr=1e-2, num_epochs
 
 @pytest.mark.learning
 @pytest.mark.parametrize("method", FITS)
-def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, method):
+def test_a_network_solves_a_lake_of_four_cells_inside_the_region(tmp_path, method):
     module = TRPOModule(MLPPolicy((16,), init_seed=0), max_kl=0.02, value_fit=FITS[method])
     rows = run(module, chain_data(), tmp_path)
     steps = [row for _, row in rows if "train/kl" in row]
@@ -304,7 +304,7 @@ def test_a_network_solves_a_lake_of_four_fields_inside_the_region(tmp_path, meth
 
 
 @pytest.mark.learning
-def test_with_flipped_sign_it_does_not_learn(tmp_path):
+def test_with_a_flipped_sign_the_network_does_not_learn(tmp_path):
     class Flipped(TRPOModule):
         def loss(self, batch, policy):
             tokens = super().loss(batch, policy)
@@ -367,7 +367,7 @@ def test_a_run_that_is_resumed_ends_bit_identical(folder, tmp_path, kind, method
 @pytest.mark.parametrize("moment", ["line search", "critic"])
 @pytest.mark.parametrize("method", FITS)
 def test_a_job_that_is_requeued_while_weights_move_resumes_bit_identical(tmp_path, monkeypatch, method, moment):
-    """Slurm's signal writes a checkpoint wherever it hits; here in the second collection's update."""
+    """Slurm's signal writes a checkpoint at any time; here it arrives in the update of the second collection."""
     path = tmp_path / "requeue.ckpt"
 
     def fit(name, **given):

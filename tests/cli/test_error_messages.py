@@ -26,7 +26,7 @@ from lrl.cli.main import check_wandb_login
         (wandb.errors.CommError("no such\nentity"), "no such entity"),
     ],
 )
-def test_what_the_disk_or_weights_and_biases_refuse_is_one_sentence(error, sentence, monkeypatch, capsys):
+def test_errors_of_the_disk_and_of_weights_and_biases_are_one_sentence(error, sentence, monkeypatch, capsys):
     def refuse(args):
         raise error
 
@@ -64,7 +64,7 @@ def test_an_error_of_the_program_keeps_its_traceback():
 
 
 @pytest.mark.parametrize("mode", [None, "offline"])
-def test_weights_and_biases_without_login_is_told_before_anything_is_made(mode, monkeypatch, tmp_path):
+def test_weights_and_biases_without_login_raises_before_objects_are_created(mode, monkeypatch, tmp_path):
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))

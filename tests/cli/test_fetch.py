@@ -1,4 +1,4 @@
-"""Tests of ``lrl fetch`` from a user's view."""
+"""Tests of the output of ``lrl fetch``."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from lrl.cli.fetch import main
 from lrl.lm.files import SMOLLM2
 
 
-def test_it_says_where_the_model_is(monkeypatch, capsys, tmp_path):
+def test_the_location_of_the_model_is_printed(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("LRL_CACHE", str(tmp_path))
     (tmp_path / "model").write_bytes(bytes(2_000_000))
     monkeypatch.setattr("lrl.lm.files.fetch", lambda model: tmp_path)
@@ -16,7 +16,7 @@ def test_it_says_where_the_model_is(monkeypatch, capsys, tmp_path):
     assert said.endswith("language_model.name smollm2-135m.\n")
 
 
-def test_a_second_call_says_that_there_is_nothing_to_do(monkeypatch, capsys, tmp_path):
+def test_a_second_call_prints_that_the_model_exists(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("LRL_CACHE", str(tmp_path))
     (tmp_path / "smollm2-135m").mkdir()
     for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"):

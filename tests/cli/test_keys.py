@@ -23,7 +23,7 @@ VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     ("name", "meant"),
     [("lam", "gae_lambda"), ("eps_clip", "clip_range"), ("kl_ceof", "kl_coef"), ("learning_rate", "lr"), ("xyz", None)],
 )
-def test_a_name_of_another_library_or_a_slip_is_recognised(name, meant):
+def test_a_name_of_another_library_or_a_typing_error_is_recognised(name, meant):
     assert nearest(name, ["lr", "gae_lambda", "clip_range", "kl_coef", "schedule"]) == meant
 
 
@@ -154,7 +154,7 @@ def test_a_misspelt_key_of_a_file_is_named_in_a_sentence(text, sentence, tmp_pat
         ["--data.validation", "some.yaml", "--data.validation.env.whatever", "1"],
     ],
 )
-def test_what_is_right_or_cannot_be_decided_is_left_to_the_parser(words):
+def test_correct_and_undecidable_keys_are_left_to_the_parser(words):
     check(*words)
 
 
@@ -163,7 +163,7 @@ def test_a_configuration_in_a_pipe_is_left_to_the_parser(tmp_path):
     check("--config", str(tmp_path / "pipe"), "--model.argument_of_its_class", "1")
 
 
-def test_keys_of_other_commands_are_theirs():
+def test_keys_of_other_commands_are_not_checked():
     check_keys(["validate", *LAKE, "--verbose", "true"])
     with pytest.raises(ValueError, match="return_predictions is not a key"):
         check_keys(["validate", *LAKE, "--return_predictions", "true"])
@@ -179,7 +179,7 @@ def test_every_configuration_passes_with_the_overlays():
 
 
 @pytest.mark.slow
-def test_source_files_tell_the_arguments_of_every_component():
+def test_arguments_of_every_component_are_read_from_source_files():
     for name, path in components().items():
         found, kind = find_class(path), getattr(importlib.import_module(path.rpartition(".")[0]), name)
         named = inspect.signature(kind).parameters.values()  # a protocol's constructor has *args and **kwargs

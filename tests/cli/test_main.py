@@ -27,7 +27,7 @@ OVERLAYS = sorted(Path("configs/overlays").glob("*.yaml"))
 
 
 class Parsed(LRLCLI):
-    """Parses everything, and makes nothing."""
+    """Command line that parses everything and creates no objects."""
 
     def before_instantiate_classes(self):
         pass
@@ -50,7 +50,7 @@ def parsed_by(*args):
 
 
 class Made(LRLCLI):
-    """Makes everything, and runs nothing."""
+    """Command line that creates all objects and runs nothing."""
 
     def before_instantiate_classes(self):
         self.config["fit"].trainer.logger = False
@@ -64,8 +64,8 @@ def loggers_of(parsed):
 
 
 @pytest.mark.slow
-def test_overlays_go_on_top_of_an_experiment_and_of_each_other():
-    """One command parses them all; tests/test_readme.py parses every experiment, and runs it."""
+def test_overlays_can_be_combined_with_an_experiment_and_with_each_other():
+    """One command parses all overlays; tests/test_readme.py parses and runs every experiment."""
     overlays = [part for path in OVERLAYS for part in ("--config", path)]
     cli = parsed_by("--config", "configs/frozen_lake/grpo.yaml", *overlays)
     parsed, written = cli.config["fit"], cli.parser.dump(cli.config)
@@ -135,7 +135,7 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
         ),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_in_a_sentence(arguments, sentence, capsys, monkeypatch):
+def test_a_value_of_the_wrong_type_raises_one_sentence(arguments, sentence, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["lrl"])
     with pytest.raises(SystemExit) as stopped:
         lrl.cli.main.run(["fit", "--config", "configs/frozen_lake/grpo.yaml", *arguments])
@@ -171,7 +171,7 @@ def test_one_option_exports_the_model_and_pushes_it(monkeypatch):
 
 
 @pytest.mark.slow
-def test_an_accelerator_that_is_not_here_is_named(monkeypatch):
+def test_a_missing_accelerator_is_named(monkeypatch):
     command = ["lrl", "fit", "--config", "configs/frozen_lake/sft.yaml", "--trainer.accelerator", "gpu"]
     monkeypatch.setattr(sys, "argv", command)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -204,7 +204,7 @@ def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["text", "foreign", "cut", "sharded"])
-def test_what_cannot_be_resumed_is_one_sentence(tmp_path, case):
+def test_an_invalid_checkpoint_to_resume_raises_one_sentence(tmp_path, case):
     path = tmp_path / "some.ckpt"
     if case == "text":
         path.write_text("not a checkpoint")
@@ -220,7 +220,7 @@ def test_what_cannot_be_resumed_is_one_sentence(tmp_path, case):
     assert "\n" not in str(caught.value)
 
 
-def test_a_checkpoint_of_ours_is_accepted(tmp_path):
+def test_a_checkpoint_of_lrl_is_accepted(tmp_path):
     torch.save({"state_dict": {}, "lrl": {}}, tmp_path / "last.ckpt")
     check_ours(tmp_path / "last.ckpt")
 
@@ -275,7 +275,7 @@ def launched(tmp_path_factory):
 
 
 @pytest.mark.distributed
-def test_a_run_leaves_its_records(launched):
+def test_a_run_writes_its_records(launched):
     (folder, _), (said, _), called = launched
     assert not called
     assert {"config.yaml", "metrics.csv", "run.log", "commit.txt", "checkpoints"} <= set(os.listdir(folder))
@@ -284,7 +284,7 @@ def test_a_run_leaves_its_records(launched):
 
 
 @pytest.mark.distributed
-def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(launched):
+def test_weights_and_biases_offline_writes_to_the_run_directory_without_a_connection(launched):
     (_, run), (_, said), called = launched
     assert not called and "wandb" not in said.lower()
     (written,) = run.glob("wandb/offline-run-*/run-*.wandb")
@@ -294,7 +294,7 @@ def test_weights_and_biases_offline_write_to_the_run_directory_and_ask_nobody(la
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
-def test_a_checkpoint_is_evaluated_and_its_figures_are_printed(subcommand, launched, tmp_path):
+def test_a_checkpoint_is_evaluated_and_its_results_are_printed(subcommand, launched, tmp_path):
     (folder, _), _, _ = launched
     command = [subcommand, *SHORT, "--ckpt_path", str(folder), "--run_directory", str(tmp_path / "run")]
     result = run_words(["python", "-m", "lrl", *command])

@@ -135,7 +135,7 @@ def test_in_sixteen_bits_the_distance_is_printed(folder, tmp_path):
     assert done.returncode == 0 and "of log-probabilities from the adapter model in float32: " in done.stdout
 
 
-def test_the_value_head_goes_along_and_a_run_starts_from_it(folder, tmp_path):
+def test_the_value_head_is_written_and_a_run_starts_from_it(folder, tmp_path):
     policy = write(tmp_path / "run", folder, head=HEAD)
     done = merge("--checkpoint", tmp_path / "run", "--output_dir", tmp_path / "merged", "--value_head")
     assert done.returncode == 0, done.stderr
@@ -155,7 +155,7 @@ def test_the_value_head_goes_along_and_a_run_starts_from_it(folder, tmp_path):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_folder_is_pushed_to_a_repository_that_was_made_before(folder, tmp_path, monkeypatch, fails):
+def test_the_folder_is_pushed_to_a_repository_that_is_created_first(folder, tmp_path, monkeypatch, fails):
     asked = []
 
     def answer(name):
@@ -176,7 +176,7 @@ def test_the_folder_is_pushed_to_a_repository_that_was_made_before(folder, tmp_p
     assert ("broken pipe" in done.stderr) == fails == ("pushed to me/lake" not in done.stdout)
 
 
-def test_what_cannot_be_merged_is_one_sentence(folder, tmp_path):
+def test_a_policy_that_cannot_be_merged_raises_one_sentence(folder, tmp_path):
     write(tmp_path / "run", folder)
     write(tmp_path / "adapted", folder, head=HEAD | {"adapter": True})
     write_without_text(tmp_path / "network", MLPPolicy, hidden_sizes=[4], init_seed=0)

@@ -51,7 +51,7 @@ def seen(monkeypatch):
         (["--precision", "64-true"], (False, torch.float64)),
     ],
 )
-def test_a_policy_acts_in_the_precision_that_is_asked_for(arguments, expected, seen, monkeypatch, capsys):
+def test_a_policy_acts_in_the_given_precision(arguments, expected, seen, monkeypatch, capsys):
     evaluate(monkeypatch, "--accelerator", "cpu", *arguments)
     assert seen == {expected} and "constant" in capsys.readouterr().out
     assert torch.get_default_dtype() == torch.float32
@@ -60,7 +60,7 @@ def test_a_policy_acts_in_the_precision_that_is_asked_for(arguments, expected, s
 @pytest.mark.parametrize(
     ("arguments", "sentence"), [(["--precision", "bf15"], "'bf15'"), (["--strategy", "nothing"], "'nothing'")]
 )
-def test_a_setting_that_cannot_be_used_is_one_sentence(arguments, sentence, monkeypatch, capsys):
+def test_an_unusable_setting_raises_one_sentence(arguments, sentence, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         evaluate(monkeypatch, "--accelerator", "cpu", *arguments)
     assert ended.value.code == 2
@@ -68,7 +68,7 @@ def test_a_setting_that_cannot_be_used_is_one_sentence(arguments, sentence, monk
     assert told.startswith("lrl evaluate: ") and sentence in told and "Traceback" not in told
 
 
-def test_a_strategy_that_shards_the_policy_is_refused(monkeypatch):
+def test_a_strategy_that_shards_the_policy_raises(monkeypatch):
     kind = type("FSDPStrategy", (), {})  # Fabric itself wants a GPU for it
     monkeypatch.setattr("lightning.fabric.Fabric", lambda **settings: Namespace(strategy=kind()))
     with pytest.raises(ValueError, match="--strategy is 'fsdp', which shards the weights"):

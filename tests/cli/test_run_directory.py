@@ -53,7 +53,7 @@ def launch(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_directory_of_a_failed_launch_can_be_used_again(launch, tmp_path):
+def test_the_directory_of_a_failed_launch_can_be_reused(launch, tmp_path):
     run = tmp_path / "runs" / "one"
     command = ["fit", "--run_directory", run, "--data.init_args.validation.env"]
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_the_directory_of_a_failed_launch_can_be_used_again(launch, tmp_path):
         assert "collection 1" not in said and not run.parent.exists()
 
 
-def test_a_directory_that_was_there_and_what_a_user_put_there_stay(launch, tmp_path):
+def test_an_existing_directory_and_files_of_a_user_are_kept(launch, tmp_path):
     run = tmp_path / "mine"
     run.mkdir()
     assert launch("fit", "--run_directory", run, "--model.init_args.optimizer.lr", "-1")[0] == 2
@@ -73,7 +73,7 @@ def test_a_directory_that_was_there_and_what_a_user_put_there_stay(launch, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_that_had_begun_training_is_kept(launch, tmp_path):
+def test_the_directory_of_a_run_that_began_training_is_kept(launch, tmp_path):
     run = tmp_path / "begun"
     stop = {"class_path": "EarlyStopping", "init_args": {"monitor": "no_such"}}
     callbacks = json.dumps([stop])
@@ -115,7 +115,7 @@ def kill_in(monkeypatch, collection):
 
 
 @pytest.mark.slow
-def test_a_restarted_job_goes_on_and_loses_no_row(launch, tmp_path, monkeypatch):
+def test_a_restarted_job_continues_and_loses_no_row(launch, tmp_path, monkeypatch):
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert launch("fit", "--run_directory", whole, *LONGER)[0] == 0
     with monkeypatch.context() as patch:
@@ -226,7 +226,7 @@ def test_ranks_that_are_started_together_find_the_same_directory(create):
     assert create(SLURM_STEP_ID="1", SLURM_PROCID="0") == create(SLURM_PROCID="1") == "job7.1-seed0"
 
 
-def test_a_restart_goes_on_from_the_newest_checkpoint_that_can_be_read(tmp_path, monkeypatch):
+def test_a_restart_continues_from_the_newest_readable_checkpoint(tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     names = (folder / "last.ckpt", tmp_path / "hpc_ckpt_1.ckpt", tmp_path / "hpc_ckpt_2.ckpt")

@@ -16,7 +16,7 @@ def test_headline_seeds_are_the_first_bits_of_a_hash():
 
 
 def finished(folder, index, config="some.yaml", log="finished after 1.00 minutes"):
-    """The directory of a run, as it is left."""
+    """Return the directory of a finished run."""
     seed = headline_seed(index)
     run = folder / f"seed{seed}"
     run.mkdir()

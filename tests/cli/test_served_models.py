@@ -25,7 +25,7 @@ ACTIONS = ("LEFT", "DOWN", "RIGHT", "UP")
 
 
 def respond(body):
-    """An action, now and then none."""
+    """Return an action, or sometimes a response without one."""
     number = body["seed"] + len(body["messages"][-1]["content"])
     return "nothing" if number % 5 == 0 else ACTIONS[number % 4]
 
@@ -82,7 +82,7 @@ def test_a_served_model_is_evaluated_with_counts_and_cost(server, capsys):
     assert max(len(body["messages"]) for body in others) == 6  # two turns of history
 
 
-def test_at_temperature_0_the_exact_success_is_there_for_few_requests(server, capsys):
+def test_at_temperature_0_the_exact_success_needs_few_requests(server, capsys):
     code, said = evaluated(server, capsys, '--temperature 0 --env_kwargs {"is_slippery":false}')
     assert code == 0 and "exact success at temperature 0" in " ".join(said.split())
     distinct = {json.dumps(body["messages"]) for body in server.bodies}
@@ -101,7 +101,7 @@ def test_retries_of_invalid_responses_may_be_off(server, capsys):
 
 @pytest.mark.slow
 def test_the_same_command_resumes_after_the_server_stopped_it_and_the_key_is_in_no_file(server, capsys):
-    """The server repeats the key wherever it can."""
+    """The server repeats the key in responses and errors."""
     evaluated(server, capsys, "--cache none")
     whole, asked = without_time("report.json"), len(server.bodies)
     Path("report.json").unlink()
@@ -119,8 +119,8 @@ def test_the_same_command_resumes_after_the_server_stopped_it_and_the_key_is_in_
 
 
 @pytest.mark.slow
-def test_a_command_that_was_killed_resumes_without_asking_twice(server, capsys):
-    """SIGKILL, while the responses of a turn arrive."""
+def test_a_killed_command_resumes_without_repeating_requests(server, capsys):
+    """SIGKILL arrives while the responses of a turn are received."""
     evaluated(server, capsys, "--cache none")
     whole, asked = without_time("report.json"), len(server.bodies)
     Path("report.json").unlink()
@@ -201,19 +201,19 @@ def test_a_mistake_is_one_sentence(line, said, capsys, monkeypatch):
     assert code == 2 and said in printed, printed
 
 
-def test_an_episode_of_a_served_model_is_followed(server, capsys):
+def test_an_episode_of_a_served_model_can_be_watched(server, capsys):
     line = f"--api_url {server.url} --model stand-in --response_format direct --turns 2 --cache none"
     code, said = run(watch, line, capsys)
     assert code == 0 and said.startswith("stand-in in FrozenLake-v1") and said.count("--- turn") == 2
     assert "system: " in said and "user: " in said and "\nresponse: " in said
 
 
-def test_a_model_of_ours_is_followed(capsys):
+def test_a_local_model_can_be_watched(capsys):
     code, said = run(watch, "--model assets/tiny-lm --turns 1", capsys)
     assert code == 0 and "<|im_start|>user" in said and "stopped" in said
 
 
-def test_retries_of_a_model_of_ours_are_counted_without_the_episodes_in_other_words(capsys):
+def test_retries_of_a_local_model_are_counted_without_rephrased_episodes(capsys):
     words = Path("words.yaml")
     words.write_text('words: {description: "Walk on the ice."}')
     line = (
@@ -229,7 +229,7 @@ def test_retries_of_a_model_of_ours_are_counted_without_the_episodes_in_other_wo
     assert f"{report['usage']['asked']} prompts" in said and "(one map, without retries)" in said and "in all: " in said
 
 
-def test_retries_of_an_episode_that_is_followed(capsys, monkeypatch):
+def test_retries_of_a_watched_episode_are_shown(capsys, monkeypatch):
     asked, with_retries = [], ModelOptions.with_retries
     monkeypatch.setattr(ModelOptions, "with_retries", lambda *given: asked.append(given) or with_retries(*given))
     code, said = run(watch, "--model assets/tiny-lm --turns 1 --invalid_retries 2", capsys)

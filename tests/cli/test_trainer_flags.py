@@ -286,14 +286,14 @@ def test_a_flag_or_callback_has_its_usual_effect(words, has_its_effect, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "sentence"), cases(REFUSED, REFUSED_SWEEP))
-def test_what_cannot_have_its_effect_is_refused_in_a_sentence(words, sentence, tmp_path):
+def test_a_flag_that_cannot_have_its_effect_raises_one_sentence(words, sentence, tmp_path):
     done, _ = fit(tmp_path, *words)
     *_, last = done.stderr.splitlines()
     assert done.returncode == 2 and last.startswith(f"lrl: {sentence}") and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(("command", "limit"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
-def test_an_evaluation_of_nothing_is_refused(command, limit, tmp_path):
+def test_an_evaluation_of_nothing_raises(command, limit, tmp_path):
     flags = flag(f"limit_{limit}_batches", 0)
     words = ["python", "-m", "lrl", command, *words_of("ppo"), "--run_directory", str(tmp_path / "run"), *flags]
     done = run_words(words)
@@ -302,7 +302,7 @@ def test_an_evaluation_of_nothing_is_refused(command, limit, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_search_refuses_16_bits(tmp_path):
+def test_a_search_in_16_bits_raises(tmp_path):
     words = ["--config", "configs/cartpole/props.yaml", *TRAINER, *flag("precision", "bf16-true")]
     done = run_words(["python", "-m", "lrl", "fit", *words, "--run_directory", str(tmp_path / "run")])
     assert done.returncode == 2 and "lrl: trainer.precision is bf16-true, which would round" in done.stderr
@@ -318,7 +318,7 @@ def test_model_checkpoint_saves_under_manual_optimisation(tmp_path):
 
 @pytest.mark.reference
 @pytest.mark.parametrize("algorithm", ["ppo", "trpo"])
-def test_a_run_goes_on_from_what_model_checkpoint_saved(algorithm, tmp_path):
+def test_a_run_resumes_from_a_file_of_model_checkpoint(algorithm, tmp_path):
     kept = callback("ModelCheckpoint", save_top_k=-1)
     done, run = fit(tmp_path, *kept, algorithm=algorithm)
     first = next((run / "checkpoints").glob("epoch=0-*"))
@@ -340,7 +340,7 @@ def test_a_run_goes_on_from_what_model_checkpoint_saved(algorithm, tmp_path):
     ],
     ids=lambda words: words[-2] if len(words) == 2 else words[1],
 )
-def test_manual_optimisation_refuses_what_belongs_to_an_optimiser(words, tmp_path):
+def test_settings_of_automatic_optimisation_raise_under_manual_optimisation(words, tmp_path):
     done, _ = fit(tmp_path, *words, algorithm="trpo")
     assert done.returncode == 2 and "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 2
 

@@ -22,7 +22,7 @@ def test_a_second_call_evaluates_only_what_is_missing(tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_a_model_that_cannot_be_had_is_one_sentence(tmp_path, capsys):
+def test_a_missing_model_raises_one_sentence(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main("lrl zero_shot", ["--model", "no/such.gguf", "--policies", "chooses", "--json", str(tmp_path / "a.json")])
     assert stop.value.code == 2

@@ -42,7 +42,7 @@ NAME = "lrl/advised-v0"
 
 
 class Stubborn(FixedActor):
-    """Gives invalid responses in some turns."""
+    """Actor with invalid responses in some turns."""
 
     probability = 1.0
 
@@ -117,7 +117,7 @@ def test_babyais_bot_advises_in_the_state_before_the_step():
 
 
 @pytest.mark.parametrize("env", [CHEETAH, POLE])
-def test_a_network_advises_from_native_observations_whatever_plays(env):
+def test_a_network_advises_from_native_observations_for_every_kind_of_policy(env):
     advisor = network(env, scale=1e2)
     with torch.no_grad():  # centred near a state on the way: its choice depends on the state, and is no tie in it
         advisor.actor[-1].bias.sub_(advisor(advisor.norm(torch.tensor(visited(env)) + 0.001)).flatten())
@@ -294,7 +294,7 @@ def test_equal_texts_with_other_advice_are_not_confused():
 
 
 def concatenated():
-    """The expert's own steps and its advice, and how many there are of each."""
+    """Return the expert's own steps and its advice, and the number of each."""
     own = load_baseline("expert", LAKES).policy
     collect(own, LAKES, "lrl/own-v0", 5, 3, 2, name="expert", commit="")
     advised(LAKES)
@@ -323,7 +323,7 @@ def test_a_pass_demonstrates_each_once_and_mixes_the_sources():
     assert np.array_equal(orders[0], turns.shuffled_indices(0, 0))
 
 
-def test_held_out_episodes_are_looked_for_in_every_source():
+def test_held_out_episodes_are_checked_in_every_source():
     source, *_ = concatenated()
     with pytest.raises(ValueError, match="in common"):
         MinariDemonstrations("lrl/own-v0", split="validation").check_held_out(source)
@@ -355,7 +355,7 @@ def test_the_documented_sources_are_read_from_yaml_and_train(tmp_path):
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
 
 
-def test_sources_in_memory_are_shuffled_and_told_apart_too(tmp_path):
+def test_sources_in_memory_are_shuffled_and_distinguished_too(tmp_path):
     lines = [{"observation": f"<observation>{n}</observation>", "action": "<action>LEFT</action>"} for n in range(4)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     advised(LAKES)

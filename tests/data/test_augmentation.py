@@ -44,7 +44,7 @@ def unmirrored(seed):
 
 
 def renaming(before, after):
-    """Which word became which, over an episode's missions and views."""
+    """Return the map of renamed words, over the missions and views of an episode."""
     names = {}
     for old, new in zip(before, after, strict=True):
         things = [re.findall(r"\w+", line) for line in (old["mission"], new["mission"])]

@@ -291,7 +291,7 @@ def test_the_fingerprint_of_lines_follows_from_their_content_and_selection(tmp_p
     assert len({demonstrated(path, policy, num_rows=5, seed=seed).fingerprint for seed in (0, 1)} | {same}) == 3
 
 
-def test_settings_out_of_range_raise_their_name():
+def test_settings_out_of_range_raise_with_their_name():
     with pytest.raises(ValueError, match="data.batch_size is 0"):
         DemonstrationsDataModule(ExpertDemonstrations(ExpertQRows()), GymnasiumEnvs("FrozenLake-v1"), batch_size=0)
     with pytest.raises(ValueError, match="demonstrations.repeat is 0"):

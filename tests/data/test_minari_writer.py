@@ -47,7 +47,7 @@ def gather(env=LAKES, policy="expert", dataset_id="lrl/test-v0", episodes=5, see
 
 
 class Stubborn(FixedActor):
-    """Answers what is no action, then acts, as often as it is told to; or never acts."""
+    """Actor that gives a configured number of invalid responses before each action, or never acts."""
 
     def __init__(self, nonsense):
         super().__init__("direct")
@@ -62,7 +62,7 @@ class Stubborn(FixedActor):
 
 
 class Remembering(FixedActor):
-    """Says one thing and remembers it."""
+    """Actor that always responds the same and keeps it in its memory."""
 
     def __init__(self):
         super().__init__("direct")
@@ -153,7 +153,7 @@ def test_the_data_set_does_not_depend_on_how_many_environments_play(vectorizatio
     assert metadata[0] == metadata[1]
 
 
-def test_the_metadata_say_who_played_and_how_well():
+def test_the_metadata_have_the_policy_and_its_return():
     collected = gather(GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}))
     metadata = minari.load_dataset("lrl/test-v0").storage.metadata
     assert metadata["algorithm_name"] == "expert" and metadata["total_steps"] == collected.steps == 30
@@ -184,7 +184,7 @@ def test_invalid_responses_are_not_kept():
     assert episode.observations.tolist() == [0, 1, 2, 3] and episode.truncations.tolist() == [False, False, True]
 
 
-def test_an_episode_that_ends_by_its_illegal_answers_is_cut_where_they_began():
+def test_invalid_responses_at_the_end_of_an_episode_are_removed():
     lake = GymnasiumEnvs("FrozenLake-v1", {"is_slippery": False}, max_invalid=2)
     policy = Stubborn(0)
     policy.choose = lambda seen, keys: ["RIGHT" if turn < 2 else "nonsense" for turn in keys.turn.tolist()]
@@ -222,7 +222,7 @@ def rows_of(dataset_id):
 
 
 def test_an_interrupted_collection_keeps_the_episodes_that_have_ended(datasets, caplog, monkeypatch):
-    """Those that ended out of order included; the running ones are not episodes yet."""
+    """This includes episodes that ended out of order, but not unfinished ones."""
     monkeypatch.setattr(writer_module, "_CHUNK", 2)
     gather(policy="random", episodes=7, dataset_id="lrl/whole-v0", num_envs=3)
     ended = count(1)
@@ -324,7 +324,7 @@ def test_a_second_unfinished_data_set_does_not_replace_the_first(datasets, monke
 
 
 class Still(gym.Env):
-    """Never moves, and ends after one step."""
+    """Environment that never changes and ends after one step."""
 
     observation_space, action_space = gym.spaces.Discrete(2), gym.spaces.Discrete(2)
 
@@ -339,7 +339,7 @@ class Still(gym.Env):
 
 
 class OddSpace(gym.Space):
-    """No space that Minari knows."""
+    """Space that Minari does not support."""
 
     def __init__(self):
         super().__init__((), np.int64)
@@ -352,7 +352,7 @@ class OddSpace(gym.Space):
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"anything": np.arange(2)}, {"anything": Still}])
-def test_an_environment_whose_registration_cannot_be_written_is_collected_all_the_same(datasets, caplog, kwargs):
+def test_an_environment_whose_registration_cannot_be_written_is_collected(datasets, caplog, kwargs):
     gym.register("Still-v0", Still)
     try:
         collected = gather(GymnasiumEnvs("Still-v0", kwargs), "random", episodes=3)
@@ -425,7 +425,7 @@ def test_samples_of_any_space_are_read_unchanged(id, kwargs, monkeypatch):
     assert set(texts) <= {shown for _, shown in seen} and len(texts) == len(seen) - 2
 
 
-def test_minari_is_silent(capfd, recwarn):
+def test_minari_prints_nothing(capfd, recwarn):
     gather()
     DatasetReader("lrl/test-v0").episode(0)
     assert capfd.readouterr() == ("", "") and not recwarn.list

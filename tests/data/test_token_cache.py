@@ -120,7 +120,7 @@ def test_every_change_of_tokens_writes_new_files(model, dataset, tmp_path, monke
     [("integers", "ranges", [[-1, 1], [-1, 1], [-8, 8]]), ("normalised", "statistics", [[0, 1], [0, 1], [0, 3]])],
 )
 def test_ranges_that_differ_by_little_make_new_files(model, dataset, tmp_path, kind, key, pairs):
-    """No probe need show them: one value in a thousand is written in another way."""
+    """A sample of texts may not show the difference: one value in a thousand has another text."""
     found = set()
     for last in (0.0, 1e-5):
         given = [*pairs[:-1], [pairs[-1][0], pairs[-1][1] + last]]
@@ -132,7 +132,7 @@ def test_ranges_that_differ_by_little_make_new_files(model, dataset, tmp_path, k
 
 
 def test_the_key_is_the_same_in_every_process(model, dataset, tmp_path):
-    """Addresses in memory, and what was computed and kept, must not count."""
+    """The key must not depend on memory addresses or on cached results."""
     codec = RephrasedCodec(LAKE.codec, Phrasing(actions={"LEFT": "WEST"}, observations={"row": "line"}))
     bins = GymnasiumEnvs("Pendulum-v1", numbers=NumberFormat(kind="integers")).codec
     settings = [codec, bins, data_of, NumberFormat]

@@ -127,7 +127,7 @@ def resume_inside(folder, root, strategy):
 
 
 class KeepFirst(L.Callback):
-    """Copies the checkpoint of the first collection: what a run leaves that is killed in the second."""
+    """Copies the checkpoint of the first collection, as a run that is killed in the second leaves it."""
 
     def __init__(self, path):
         self.path = path
@@ -141,7 +141,7 @@ class KeepFirst(L.Callback):
 
 
 class SaveInside(L.Callback):
-    """Saves behind the first part of the second collection."""
+    """Saves a checkpoint after the first minibatch of the second collection."""
 
     def __init__(self, path):
         self.path = path
@@ -194,7 +194,7 @@ class SignalRank(L.Callback):
 
 
 def interrupted(folder, root, strategy, moment):
-    """Runs that a signal to one rank ends on both, and what they come to when they are resumed."""
+    """Return runs that a signal to one rank ends on both, and the results after they are resumed."""
     status = None
     try:
         fit(folder, root, strategy, SignalRank(moment))
@@ -204,7 +204,7 @@ def interrupted(folder, root, strategy, moment):
 
 
 def whole_weights(module):
-    """A copy of what is trained; all ranks must ask."""
+    """Return a copy of the trained weights; all ranks must call it."""
     weights = module.state_dict().items()
     return {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().clone() for name, w in weights}
 
@@ -265,14 +265,14 @@ def cases(folder, root):
 
 
 def collectives():
-    """How many collective calls each process group of this rank has seen."""
+    """Return the number of collective calls of each process group of this rank."""
     if not dist.is_initialized():
         return []
     return [group._get_sequence_number_for_group() for group in dist.distributed_c10d._world.pg_map]
 
 
 def work(rank, folder, root, port):
-    """Run every case and write down what came out."""
+    """Run every case and write its results."""
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     os.environ |= {

@@ -16,7 +16,7 @@ from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
 
 class Countdown(gym.Env):
-    """Lasts ``seed`` turns and pays the seed at its end; long episodes pay more."""
+    """Environment that lasts ``seed`` turns, with a reward of ``seed`` at its end."""
 
     observation_space = gym.spaces.Text(64)
     action_space = gym.spaces.Text(64)
@@ -41,7 +41,7 @@ class Countdowns(EnvFactory):
 
 
 class Watcher(FixedActor):
-    """Notes what it is asked; remembers everything."""
+    """Actor that records its calls and keeps all observations in its memory."""
 
     probability = 1.0
 
@@ -138,7 +138,7 @@ def test_silence_is_counted_as_invalid() -> None:
 
 
 class Reader(FixedActor):
-    """Decides by the text it reads and by how much it has read before."""
+    """Actor whose response depends on the observation and on the number of earlier ones."""
 
     greedy_is_reproducible = True
     probability = 1.0

@@ -26,7 +26,7 @@ def connected(policy: FixedActor) -> FixedActor:
     return policy
 
 
-def test_the_expert_reaches_what_value_iteration_promises() -> None:
+def test_the_expert_has_the_value_of_value_iteration() -> None:
     (success,) = exact_evaluation(connected(ExpertActor()), lakes_of(LAKE)).success
     assert success == pytest.approx(0.7402, abs=1e-4)
     assert lakes_of(LAKE)[0].optimum == pytest.approx(0.7442, abs=1e-4)
@@ -41,7 +41,7 @@ def test_frequencies_of_random_answers_give_the_random_walk() -> None:
 
 
 def test_a_policy_trained_on_a_served_lake_is_evaluated_like_any_other() -> None:
-    """Its codec knows the texts of the server alone."""
+    """Its codec only knows the texts of the server."""
     policy = RandomActor()
     policy.connect(OpenEnvCodec(LAKE.codec.description, action_schema(LAKE.codec)))
     there, here = (exact_evaluation(one, lakes_of(LAKE), samples=9) for one in (policy, connected(RandomActor())))
@@ -81,9 +81,9 @@ def test_exact_success_agrees_with_episodes() -> None:
     assert lower < exact_evaluation(policy, lakes_of(LAKE)).success[0] < upper
 
 
-def test_invalid_answers_are_lost() -> None:
+def test_invalid_responses_count_as_failures() -> None:
     class HalfMute(ConstantActor):
-        """Falls silent below the first row."""
+        """Actor with empty responses below the first row."""
 
         def act(
             self, observations: Sequence[str], memory: list[History], keys: RandomKeys, sampling: SamplingConfig

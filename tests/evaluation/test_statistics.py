@@ -14,7 +14,7 @@ from lrl.evaluation.statistics import (
 )
 
 
-def test_the_t_interval_is_students() -> None:
+def test_the_t_interval_is_that_of_student() -> None:
     # mean 3, standard deviation sqrt(2.5), t(4) = 2.7764451
     lower, upper = t_interval([1, 2, 3, 4, 5])
     assert (lower, upper) == pytest.approx((1.0367568, 4.9632432), abs=1e-5)

@@ -88,7 +88,7 @@ def random_columns(seed, width=3):
 
 
 def episodes(column):
-    """The column's episodes, each with the value behind its last turn."""
+    """Return the episodes of a column, each with the value after its last turn."""
     episode = []
     for reward, values, end, *final in column:
         episode.append((reward, values))
@@ -292,7 +292,7 @@ def test_explained_variance():
 
 
 def test_explained_variance_over_ranks_is_that_of_all_tokens():
-    """Two ranks at once: what each hands over is added to what the other did."""
+    """Two simulated ranks: the sums of each are added to those of the other."""
     draw = torch.Generator().manual_seed(0)
     values, targets = torch.randn(7, generator=draw), torch.randn(7, generator=draw) + torch.arange(7)
     wanted = 1 - (targets - values).var() / targets.var()

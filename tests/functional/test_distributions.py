@@ -76,7 +76,7 @@ def test_a_detached_distribution_stays_when_the_parameters_move_in_place(kind):
 
 
 def at(kind, coordinates):
-    """A distribution with these coordinates."""
+    """Return a distribution with these parameters."""
     return Categorical(coordinates) if kind == "categorical" else Gaussian(*coordinates.chunk(2, -1))
 
 

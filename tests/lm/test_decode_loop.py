@@ -1,4 +1,4 @@
-"""Decoding draws what the counters say, whatever else is in the batch."""
+"""Tests that decoding samples by the counters, independent of the other rows of the batch."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_row", [1, 2, 4, 32])
-def test_answers_to_one_prompt_are_the_same_however_many_share_a_row(model, monkeypatch, per_row):
+def test_responses_do_not_depend_on_the_number_of_responses_per_row(model, monkeypatch, per_row):
     monkeypatch.setattr("lrl.lm.decoding.texts_per_row", lambda *_: per_row)
     index = [0, 1, 0, 0, 3, 0, 1, 0, 0, 1, 0, 0]
     bits, sampling = token_bits(keys(np.arange(12)), 30), SamplingConfig(max_new_tokens=30, temperature=0.9)
@@ -223,7 +223,7 @@ def test_top_k_and_top_p_keep_the_most_probable():
 
 
 def test_the_largest_uniform_number_still_leaves_the_certain_token():
-    """Its exponential number must be finite: 1 / inf would tie with the rate 0 of tokens that are never sampled."""
+    """Its exponential number must be finite, because 1 / inf equals the rate 0 of tokens that are never sampled."""
     golden, bits = 0x9E3779B97F4A7C15, (1 << 64) - 1
     seeds = []
     for token in range(3):  # SplitMix64's finaliser, undone: the seed whose number `token` is the largest

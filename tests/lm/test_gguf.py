@@ -67,7 +67,7 @@ def test_a_relative_path_is_found(files, tmp_path, monkeypatch):
     assert load("here.gguf").fingerprint == load(files["F32"]).fingerprint
 
 
-def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, files):
+def test_an_invalid_file_raises_one_sentence(tmp_path, files):
     with pytest.raises(ValueError, match=r"there is no such GGUF file, it must be a local one\.$"):
         load(tmp_path / "nowhere.gguf")
     (tmp_path / "text.gguf").write_text("hello")

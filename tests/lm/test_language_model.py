@@ -18,13 +18,13 @@ from lrl.types import SamplingConfig
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
-    """One folder for each architecture, made when it is asked for."""
+    """Return a function that creates the folder of an architecture at its first use."""
     root = tmp_path_factory.mktemp("architectures")
     return lambda name: folder_of(root, name)
 
 
 def disturb(model, size=0.3):
-    """Train for a while, as far as anybody can tell."""
+    """Change the trainable weights, as training would."""
     torch.manual_seed(1)
     with torch.no_grad():
         for weight in model.parameters():
@@ -177,7 +177,7 @@ def test_without_adapters_the_reference_is_a_frozen_copy(folders):
     "changes", [{}, *({"target_modules": ["q_proj"], "modules_to_save": [end]} for end in ("embed_tokens", "lm_head"))]
 )
 @torch.no_grad()
-def test_merged_into_tied_embeddings_adapters_say_what_they_said_before(folders, changes):
+def test_logits_do_not_change_when_adapters_are_merged_into_tied_embeddings(folders, changes):
     model = load(folders("tied"), lora=LoRAConfig(r=2, **changes))
     disturb(model, 0.1)
     merged = model.model.merge_and_unload()
@@ -203,7 +203,7 @@ def test_an_adapter_on_tied_weights_is_refused_because_it_would_be_merged_twice(
         ({"dropout": 1.0}, "lora.dropout is 1.0"),
     ],
 )
-def test_impossible_adapters_are_refused_by_name(folders, lora, complaint):
+def test_impossible_adapters_raise_with_their_name(folders, lora, complaint):
     with pytest.raises(ValueError, match=complaint):
         load(folders("llama"), lora=LoRAConfig(**lora))
 
@@ -252,7 +252,7 @@ def test_four_bits_without_adapters_or_of_random_weights_are_refused(changes):
 
 @pytest.mark.parametrize("name", ["no/such-model", "no-such-folder", "./no-such-folder", "a/b/c"])
 @pytest.mark.parametrize("random_init", [False, True])
-def test_an_unknown_model_is_one_sentence_and_soon(monkeypatch, name, random_init):
+def test_an_unknown_model_raises_one_sentence_soon(monkeypatch, name, random_init):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setattr(
         "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:1/{repo_id}/{filename}"
@@ -271,7 +271,7 @@ def test_an_unknown_model_is_one_sentence_and_soon(monkeypatch, name, random_ini
         ("gemma2", "sdpa", "auto or eager"),
     ],
 )
-def test_attention_that_a_model_cannot_have_is_refused_by_name(folders, name, attention, others):
+def test_unsupported_attention_raises_with_its_name(folders, name, attention, others):
     with pytest.raises(ValueError, match=rf"language_model.attention is '{attention}'.*it must be {others}\.$"):
         load(folders(name), attention=attention)
 
@@ -283,7 +283,7 @@ def test_a_folder_without_weights_is_one_sentence(folders, tmp_path):
         load(str(folder))
 
 
-def test_unknown_types_are_refused_by_name():
+def test_unknown_types_raise_with_their_name():
     with pytest.raises(ValueError, match="dtype is 'float8'.*bfloat16"):
         LanguageModelConfig(dtype="float8")
     with pytest.raises(ValueError, match="quantization is 'int8'"):

@@ -28,7 +28,7 @@ ARRANGEMENTS = {
 
 
 def turns(prompts, responses):
-    """Turns from lists of token ids; padding has an id that would be noticed."""
+    """Return turns from lists of token ids; the id of the padding occurs nowhere else."""
 
     def padded(rows):
         width = max(1, *map(len, rows))

@@ -69,7 +69,7 @@ def test_layers_that_do_not_exist_are_named(folder, settings, message):
         ),
     ],
 )
-def test_what_peft_refuses_is_named_by_its_setting(tmp_path, name, message):
+def test_errors_of_peft_name_the_setting(tmp_path, name, message):
     with pytest.raises(ValueError, match=message):
         load(folder_of(tmp_path, name), lora=LoRAConfig(r=2, dropout=0.1))
 

@@ -314,7 +314,7 @@ def test_the_base_of_an_exported_adapter_is_loaded_as_it_was_in_training(folders
             load_adapter(str(tmp_path / "exported"))
 
 
-def test_adapters_that_cannot_be_had_are_one_sentence(folders, tmp_path):
+def test_missing_adapters_raise_one_sentence(folders, tmp_path):
     with pytest.raises(ValueError, match="a folder without adapter_config.json"):
         load_adapter(str(folders["llama"]))
     foreign(folders["llama"], tmp_path / "adapter", target_modules=["q_proj"])
@@ -337,7 +337,7 @@ def test_adapters_that_cannot_be_had_are_one_sentence(folders, tmp_path):
 # -- the folder --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+def test_a_folder_that_is_not_empty_is_not_changed(tmp_path):
     check_new_folder(tmp_path / "new", "--output_dir")
     check_new_folder(tmp_path, "--output_dir")
     (tmp_path / "file").touch()
@@ -346,7 +346,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
             check_new_folder(path, "--output_dir")
 
 
-def test_the_folder_is_whole_or_not_there(tmp_path):
+def test_the_folder_is_written_completely_or_not_at_all(tmp_path):
     def fail():
         with written_whole(tmp_path / "a" / "out") as draft:
             (draft / "half").touch()
@@ -370,12 +370,12 @@ def test_a_model_that_is_not_the_same_after_merging_is_not_written(folders, tmp_
 
 
 def forgotten(model, dtype):
-    """The base alone: the adapter is lost."""
+    """Return the base model without the adapter."""
     return model.unload().to(dtype or model.dtype)
 
 
 def corrupted(model, dtype):
-    """Merged as it should be, but for one of the matrices."""
+    """Return a merged model in which one matrix is wrong."""
     whole = MERGE(model, dtype)
     whole.model.layers[1].mlp.down_proj.weight.data.neg_()
     return whole
@@ -390,7 +390,7 @@ MERGE = merging.merge
     ("trained_in", "written_in"),
     [("bfloat16", None), ("float16", None), ("float32", "bfloat16"), ("float32", "float16"), ("bfloat16", "float32")],
 )
-def test_in_sixteen_bits_a_broken_model_is_not_taken_for_rounding(
+def test_in_sixteen_bits_a_wrong_model_is_distinguished_from_rounding(
     folders, tmp_path, monkeypatch, trained_in, written_in, broken
 ):
     merged(trained(folders["llama"], dtype=trained_in, lora=LoRAConfig(**LORA)), tmp_path / "whole", written_in)

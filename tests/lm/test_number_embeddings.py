@@ -1,4 +1,4 @@
-"""Numerals in order: who is moved, where to, and who is not."""
+"""Tests of ordered number embeddings: which rows change, and their new values."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_the_seed_names_the_directions_and_the_runs_own_is_left_alone(ordered):
     assert len({each.fingerprint for each in (ordered, other, load())}) == 3
 
 
-def test_who_reads_digit_by_digit_is_refused(tmp_path):
+def test_a_tokenizer_that_splits_numbers_into_digits_raises(tmp_path):
     save_tiny_model(tmp_path / "words", "llama")
     with pytest.raises(ValueError, match="ordered_numbers is true, but the vocabulary has 4 numerals"):
         load(name=str(tmp_path / "words"), ordered_numbers=True)
@@ -169,7 +169,7 @@ def test_numbers_with_tokens_can_be_ordered(digit_by_digit):
     assert ((distances.argmin(1) - torch.arange(1000)).abs() == 1).all()
 
 
-def test_a_tokenizer_without_digits_is_refused(tiny_model):
+def test_a_tokenizer_without_digits_raises(tiny_model):
     with pytest.raises(ValueError, match=r"number_tokens is true, but '\d' is no token of the tokenizer"):
         load(name=tiny_model, number_tokens=True)
     with pytest.raises(ValueError, match="nf4 and number_tokens true"):

@@ -1,4 +1,4 @@
-"""Responses as a tree: which prefixes there are, who sees whom, and that nothing comes out differently."""
+"""Tests of responses as a tree: its prefixes, its mask, and results that equal separate passes."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def turns(prompts, responses):
     return Turns(ids, prompt_mask, response, mask)
 
 
-def test_a_row_holds_each_prefix_once_and_each_sees_its_own():
+def test_a_row_holds_each_prefix_once_and_attends_to_its_own():
     layout = pack(turns([[1, 2]] * 5 + [[3]], [[5, 6, 7], [5, 6, 8], [5, 4, 7], [5, 6], [5, 4, 8], [5]]))
     assert layout.input_ids.tolist() == [[1, 2, 5, 4, 6, 3]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 3, 0]]
@@ -96,7 +96,7 @@ CRITIC = ValueHeadConfig(adapter=True)
     [(None, LORA), (ValueHeadConfig(), LORA), (CRITIC, LORA), (ValueHeadConfig(), LAST), (CRITIC, LAST), (None, None)],
 )
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_policy_and_its_reference_say_the_same_packed_and_plain(folder, monkeypatch, critic, lora, chunked):
+def test_policy_and_reference_have_equal_logprobs_packed_and_plain(folder, monkeypatch, critic, lora, chunked):
     policy = text_policy(folder, max_new_tokens=4, value_head=critic, lora=lora)
     policy.connect(FrozenLakeCodec())
     policy.configure()

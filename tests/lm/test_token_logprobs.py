@@ -17,7 +17,7 @@ from lrl.types import RandomKeys, SamplingConfig, TurnBatch
 
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of the storages that are alive, and the most there ever were."""
+    """Counts the allocated bytes of tensors, and their maximum."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("critic", "lora"), [(None, LORA), (ValueHeadConfig(), LORA), (ValueHeadConfig(adapter=True), LORA), (None, None)]
 )
-def test_a_policy_says_the_same_in_chunks(folder, monkeypatch, critic, lora):
+def test_logprobs_of_a_policy_are_equal_in_chunks(folder, monkeypatch, critic, lora):
     policy = text_policy(folder, max_new_tokens=4, value_head=critic, lora=lora)
     policy.connect(FrozenLakeCodec())
     policy.configure()

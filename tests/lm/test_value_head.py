@@ -103,7 +103,7 @@ def test_a_detached_head_leaves_the_trunk_alone(detach):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_head_in_half_precision_is_drawn_and_says_float32(dtype):
+def test_a_head_in_half_precision_is_initialised_and_computes_in_float32(dtype):
     """Create the model under a default data type, like true 16-bit precision of Lightning."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -166,7 +166,7 @@ def test_actor_and_critic_each_learn_an_adapter_of_their_own(folder, kind):
 
 @pytest.mark.parametrize("kind", ["text", "scoring"])
 def test_a_critics_adapter_starts_at_the_base(folder, kind):
-    """The values are those of a head on the bare base; what the actor has learned is not in them."""
+    """The values are those of a head on the base without adapters, so they do not depend on the actor's adapter."""
     policy = with_adapter(folder, kind)
     batch = played(policy)
     with torch.no_grad():
