@@ -16,7 +16,7 @@ from lrl.ranges import ClosedUnitInterval, NonNegativeFloat, PositiveInt, Seed
 
 if TYPE_CHECKING:
     from lrl.codecs.numbers import Ranges
-    from lrl.data.minari_writer import Collected
+    from lrl.data.minari_writer import CollectionSummary
     from lrl.envs.factory import GymnasiumEnvs
     from lrl.policies.actor import Actor
 
@@ -185,7 +185,7 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
     return actor
 
 
-def _record(actor: Actor, envs: GymnasiumEnvs, dataset_id: str, policy: str, play: CollectOptions) -> Collected:
+def _record(actor: Actor, envs: GymnasiumEnvs, dataset_id: str, policy: str, play: CollectOptions) -> CollectionSummary:
     """Play and record all episodes, with a progress bar."""
     from lrl.cli.quiet import progress_bar
     from lrl.cli.run_directory import commit

@@ -70,7 +70,7 @@ BoardName = Literal["frozen_lake", "sokoban"]
 
 
 class BoardCodec(NamedActionsCodec):
-    """Abstract base class of the codecs of boards. Names of actions are matched without regard to case.
+    """Abstract base class of the codecs of boards. Names of actions are matched without regard to case and whitespace.
 
     Args:
         board: ``frozen_lake`` or ``sokoban``.
@@ -81,6 +81,7 @@ class BoardCodec(NamedActionsCodec):
     """
 
     has_expert = True
+    _ignores_case = True
 
     _column: int
     """Column of :attr:`Board.kinds` with the symbols of the format."""
@@ -93,21 +94,13 @@ class BoardCodec(NamedActionsCodec):
         self.board = BOARDS[board]
         self._task = f"{self.board.task} {SLIPPERY}" if is_slippery else self.board.task
         self._actions = self._action_names()
-        self._by_lower_case = {name.lower(): name for name in self._actions}
+
         self._symbols = [kind[self._column] for kind in self.board.kinds]
         self._kind_of = {symbol: index for index, symbol in enumerate(self._symbols)}
 
     @abstractmethod
     def _action_names(self) -> tuple[str, ...]:
         """Return the names of the actions in this format."""
-
-    def text_to_action(self, text: str) -> int:
-        """Return the index of an action, ignoring case and surrounding whitespace.
-
-        Raises:
-            InvalidActionError: If ``text`` is not the name of an action.
-        """
-        return super().text_to_action(self._by_lower_case.get(text.strip().lower(), text))
 
     def _kinds(self, observation: Any) -> list[list[int]]:
         """Return the kind of each cell of an observation.
@@ -186,7 +179,11 @@ class RagenBoardCodec(BoardCodec):
         return self._parse(text.removeprefix(self._header).split("\n"), text)
 
     def text_to_action(self, text: str) -> int:
-        """Return the index of the first action of a sequence; see :meth:`BoardCodec.text_to_action`."""
+        """Return the index of the first action of a sequence, ignoring case.
+
+        Raises:
+            InvalidActionError: If the sequence does not begin with the name of an action.
+        """
         named = [part for part in text.split(self._separator) if part.strip()]
         return super().text_to_action(named[0] if named else text)
 

@@ -140,9 +140,11 @@ class TextCodec(ABC):
 
 
 class NamedActionsCodec(TextCodec):
-    """Abstract base class of codecs whose actions 0, 1, ... have names. Names are matched exactly."""
+    """Abstract base class of codecs whose actions 0, 1, ... have names."""
 
     _actions: tuple[str, ...]
+    _ignores_case = False
+    """Whether names are matched without regard to case and surrounding whitespace, instead of exactly."""
 
     @property
     def action_texts(self) -> tuple[str, ...]:
@@ -155,6 +157,9 @@ class NamedActionsCodec(TextCodec):
         Raises:
             InvalidActionError: If ``text`` is not the name of an action.
         """
+        if self._ignores_case:
+            lower = text.strip().lower()
+            text = next((name for name in self._actions if name.lower() == lower), text)
         if text not in self._actions:
             raise InvalidActionError(f"the action must be one of {', '.join(self._actions)}")
         return self._actions.index(text)

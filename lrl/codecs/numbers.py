@@ -40,9 +40,10 @@ Range = tuple[float, float]
 
 
 class NumberCodec(ABC):
-    """Abstract base class that converts vectors of ``size`` numbers to texts and back."""
+    """Abstract base class that converts vectors of numbers to texts and back."""
 
     size: int
+    """Length of the vectors."""
 
     @abstractmethod
     def encode(self, values: Sequence[float]) -> list[str]:
@@ -179,7 +180,12 @@ def _plain_number(number: str) -> str:
 
 
 def split_numbers(text: str, size: int, separator: str = ",") -> list[str]:
-    """Split a text at commas, or at another separator, and strip blanks.
+    """Split a text into items, and strip blanks from each.
+
+    Args:
+        text: the text.
+        size: required number of items.
+        separator: text between two items.
 
     Raises:
         InvalidActionError: If there are not ``size`` items.

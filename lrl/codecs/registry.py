@@ -75,9 +75,13 @@ def class_names(native: gym.Env) -> list[str]:
 
 
 class Body(NamedTuple):
-    """Describes a body, whose observation is positions, then velocities of its joints if ``numbers`` is empty."""
+    """Describes the body in a MuJoCo environment.
+
+    If ``numbers`` is empty, an observation contains the positions and then the velocities of the body's joints.
+    """
 
     task: str
+    """Description of the task in one or two sentences."""
     distances: int = 0
     """Number of leading positions that measure the travelled distance, which the observation may omit."""
     speed: float = 0.0
@@ -121,7 +125,7 @@ _FORCES: dict[str, tuple[str, Range]] = {
     "qfrc_actuator": ("torque of each motor in N m", (-120.0, 120.0)),
     "cfrc_ext": ("external torque and force on each body in N m and N", (-500.0, 500.0)),
 }
-"""Descriptions and ranges of the sections after the velocities of Ant and Humanoid."""
+"""Description and range of each section that follows the velocities in observations of Ant and Humanoid."""
 _ANT_FORCE_RANGE = (-1.0, 1.0)
 """Ant clips its contact forces."""
 _FREE, _SLIDE = 0, 2
@@ -139,7 +143,7 @@ def _mujoco_metadata(native: Any) -> EnvironmentMetadata:
 
 
 def _mujoco_observation(native: Any, body: Body) -> tuple[Quantity, ...] | None:
-    """Return name, unit and range of each observed dimension; None if the size of the observation is another one."""
+    """Return name, unit and range of each observed dimension; None if the observation has an unexpected size."""
     size = native.observation_space.shape[0]
     if body.numbers:
         return body.numbers[:size]

@@ -87,7 +87,11 @@ class DiscreteFormat(SpaceFormat):
 
 
 class MultiDiscreteFormat(SpaceFormat):
-    """Format of a MultiDiscrete or MultiBinary space: one integer per dimension, separated by commas."""
+    """Format of a MultiDiscrete or MultiBinary space: one integer per dimension, separated by commas.
+
+    Args:
+        space: the space.
+    """
 
     def __init__(self, space: spaces.MultiDiscrete | spaces.MultiBinary) -> None:
         self._shape, self._dtype = space.shape, space.dtype
@@ -286,7 +290,13 @@ def flatten(space: gym.Space, value: Any, path: str = "") -> Iterator[tuple[str,
 
 
 def unflatten(space: gym.Space, values: Mapping[str, Any], path: str = "") -> Any:
-    """Return the element of ``space`` with these values of its leaves; the inverse of :func:`flatten`."""
+    """Return the element of ``space`` with given values of its leaves; the inverse of :func:`flatten`.
+
+    Args:
+        space: the space.
+        values: value of each leaf, by its path.
+        path: the path of ``space`` in an enclosing space.
+    """
     children = subspaces(space)
     if children is None:
         return values[path]

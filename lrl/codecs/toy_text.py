@@ -1,4 +1,4 @@
-"""Codecs for Gymnasium's Taxi and CliffWalking, whose native observations are state indices."""
+"""Codecs for Gymnasium's FrozenLake, Taxi and CliffWalking, whose native observations are state indices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class TaxiCodec(NamedActionsCodec):
         )
 
     def observation_to_text(self, observation: SupportsInt, context: Any = None) -> str:
-        """Describe the positions of the taxi and the passenger, and the destination, of a state index."""
+        """Describe the positions of the taxi and the passenger, and the destination, of a state index.
+
+        Raises:
+            ValueError: If ``observation`` is not from 0 to 499.
+        """
         _check_state(observation, 500)
         rest, destination = divmod(int(observation), 4)
         rest, passenger = divmod(rest, 5)
@@ -57,7 +61,11 @@ class CliffWalkingCodec(NamedActionsCodec):
         )
 
     def observation_to_text(self, observation: SupportsInt, context: Any = None) -> str:
-        """Describe the row and column of a state index."""
+        """Describe the row and column of a state index.
+
+        Raises:
+            ValueError: If ``observation`` is not from 0 to 47.
+        """
         _check_state(observation, 48)
         row, column = divmod(int(observation), 12)
         return f"row {row} column {column}"
@@ -87,7 +95,7 @@ class FrozenLakeCodec(NamedActionsCodec):
     needs_context = True
 
     _actions = ("LEFT", "DOWN", "RIGHT", "UP")
-    _by_lower_case = {name.lower(): name for name in _actions}
+    _ignores_case = True
 
     def __init__(self, is_slippery: bool = True) -> None:
         self.is_slippery = is_slippery
@@ -106,18 +114,14 @@ class FrozenLakeCodec(NamedActionsCodec):
         return get_desc(env)
 
     def observation_to_text(self, observation: SupportsInt, context: Desc | None = None) -> str:
-        """Mark cell ``observation`` on the map ``context``."""
+        """Mark cell ``observation`` on the map ``context``.
+
+        Raises:
+            ValueError: If ``context`` is None, or ``observation`` is not the index of a cell.
+        """
         if context is None:
             raise ValueError("context is None; FrozenLakeCodec needs the map, because an observation is only a cell.")
         return render_map(int(observation), context)
-
-    def text_to_action(self, text: str) -> int:
-        """Return the index of an action, ignoring case and surrounding whitespace.
-
-        Raises:
-            InvalidActionError: If ``text`` is not the name of an action.
-        """
-        return super().text_to_action(self._by_lower_case.get(text.strip().lower(), text))
 
 
 def get_desc(env: gym.Env) -> Desc:

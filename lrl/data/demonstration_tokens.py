@@ -1,4 +1,4 @@
-"""Encoding of demonstrations for a policy: padded token ids, computed on demand or cached in files, or native turns."""
+"""Encodes demonstrations for a policy: texts as padded token ids (on demand or from files), native turns as tensors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ class DemonstrationTokens(ABC):
 
     @abstractmethod
     def batch(self, indices: np.ndarray, weight: float | None = None) -> TurnBatch:
-        """Return demonstrations as a batch; see :func:`demonstrations_batch`."""
+        """Return demonstrations as a batch.
+
+        Args:
+            indices: indices of the demonstrations, int64 ``(turn,)``.
+            weight: weight of each target token in the loss; see :func:`demonstrations_batch`.
+        """
 
 
 class EncodedTokens(DemonstrationTokens):
@@ -79,9 +84,10 @@ class EncodedTokens(DemonstrationTokens):
         return collate_demonstrations(*self.encode(self._select(indices)), weight)
 
     def encode(self, demonstrations: Sequence[Demonstration]) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the token ids of each prompt, and those that are targets of the loss.
+        """Return two lists of token ids per demonstration: the tokens without loss, and the target tokens after them.
 
-        With ``loss_on="all"`` the prompt is only the first token, and all others are targets.
+        With ``loss_on="completion"`` these are prompt and response. With ``loss_on="all"`` the first list contains only
+        the first token of the prompt, because no earlier token predicts it.
         """
         prompts = self._policy.encode_all([(one.observation, one.history) for one in demonstrations])
         responses = self._responses(demonstrations)
@@ -181,7 +187,7 @@ _FORMAT = 1
 _CHUNK = 2048
 """Number of demonstrations that are encoded together."""
 _NUM_PROBES = 8
-"""Number of demonstrations whose ids are part of the hash, because they may reveal changes of the code."""
+"""Number of demonstrations whose token ids are part of the hash, so that it changes if other code encodes them."""
 
 
 class CachedTokens(DemonstrationTokens):
@@ -253,7 +259,7 @@ def cached_tokens(
 
 
 def write_tokens(path: Path, demonstrations: Sequence[Demonstration], encoder: EncodedTokens, dtype: np.dtype) -> None:
-    """Encode all demonstrations in their order, and write their ids to a new folder.
+    """Encode all demonstrations in their order, and write their ids to a new folder, which appears when it is complete.
 
     Args:
         path: path of the new folder.
@@ -263,7 +269,8 @@ def write_tokens(path: Path, demonstrations: Sequence[Demonstration], encoder: E
     """
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=path.parent))
     try:
-        sizes = np.zeros((3, len(demonstrations)), dtype=np.int64)  # tokens of prompts and responses, characters
+        # Rows: tokens of each prompt, tokens of each response, characters of each demonstration.
+        sizes = np.zeros((3, len(demonstrations)), dtype=np.int64)
         with (unfinished / "ids.bin").open("wb") as file:
             for start in range(0, len(demonstrations), _CHUNK):
                 chunk = demonstrations[start : start + _CHUNK]
@@ -321,7 +328,7 @@ def _dtype(policy: Policy) -> np.dtype:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock among the processes of this machine."""
+    """Hold an exclusive lock on a file; other processes that call this function wait for it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -124,18 +124,26 @@ class DemonstrationsDataModule(RunDataModule):
     @property
     def policy(self) -> Policy:
         """The policy that encodes the demonstrations."""
-        assert self._policy is not None, "connect() comes first"
+        assert self._policy is not None, "connect() must be called before"
         return self._policy
 
     def load_all(self) -> None:
-        """Load and validate all demonstrations, so that errors are raised before a model is loaded."""
+        """Load and validate all demonstrations, so that errors are raised before a model is loaded.
+
+        Raises:
+            ValueError: If a source cannot be loaded, or a held-out demonstration is also a training demonstration.
+        """
         for source in self._sources:
             self.load(source)
         if self.validation_demonstrations is not None:
             self.validation_demonstrations.check_held_out(self.demonstrations)
 
     def load(self, source: Demonstrations) -> Sequence[Demonstration]:
-        """Return all demonstrations of a source, which are loaded once."""
+        """Return all demonstrations of a source, which are loaded in the first call.
+
+        Raises:
+            ValueError: If the source cannot be loaded.
+        """
         if source not in self._loaded:
             self._loaded[source] = source.load(self.codec, self.policy)
         return self._loaded[source]
@@ -156,9 +164,13 @@ class DemonstrationsDataModule(RunDataModule):
         return -(-len(self.load(self.demonstrations)) // self.batch_size)
 
     def batch(self, epoch: int, index: int, rank: int = 0, world_size: int = 1) -> TurnBatch:
-        """Return a rank's part of batch ``index``; the last batch of a pass is filled with its first turns."""
+        """Return a rank's part of batch ``index`` of a pass.
+
+        If the last batch of a pass is too small, it is filled with the first turns of that pass.
+        """
         tokens = sum(self.num_tokens(epoch, other) for other in self._accumulated(index))
-        weight = self._accumulate * world_size / tokens  # Lightning and DDP divide by these
+        # Lightning divides the loss by the number of accumulated batches, and DDP averages gradients over ranks.
+        weight = self._accumulate * world_size / tokens
         return self.tokens.batch(self._indices_of(epoch, index)[rank::world_size], weight)
 
     def in_order(self, size: int) -> Iterator[TurnBatch]:
@@ -168,7 +180,7 @@ class DemonstrationsDataModule(RunDataModule):
             yield self.tokens.batch(np.arange(start, min(start + size, count)))
 
     def num_tokens(self, epoch: int, index: int) -> int:
-        """Return the number of target tokens of a batch over all ranks; a native action is one."""
+        """Return the number of target tokens of a batch over all ranks; a native action counts as one."""
         return self.tokens.num_targets(self._indices_of(epoch, index))
 
     @property
@@ -213,7 +225,7 @@ class DemonstrationsDataModule(RunDataModule):
 
     def _batch_of_this_rank(self, index: int) -> TurnBatch:
         trainer: Any = self.trainer
-        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # repeats the first pass
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # overfit_batches repeats the first batches
         return self.batch(epoch, index, trainer.global_rank, trainer.world_size)
 
     def validation_batches(self, rank: int = 0, world_size: int = 1) -> Iterator[TurnBatch]:

@@ -43,8 +43,8 @@ class JsonlLines(LazySequence[Item]):
         key: configuration key of the object that reads the file, for error messages.
         parse: function from a line's object to its item; it raises ``LookupError`` for texts that are not in the
             environment's format.
-        num_lines: number of non-empty lines to sample; None uses all. The lines of a smaller number are among those of
-            a larger one.
+        num_lines: number of non-empty lines to sample; None uses all. A smaller sample is a subset of a larger one with
+            the same seed.
         seed: seed of the selection.
 
     Raises:
@@ -139,7 +139,7 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
 
     Args:
         codec: codec of the environment.
-        record: object of the line; ``<observation>`` tags are optional.
+        record: JSON object of the line. Its ``observation`` may have ``<observation>`` tags.
         space: native observation space.
 
     Returns:
@@ -171,8 +171,8 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
 
     Args:
         codec: codec of the environment.
-        record: object of the line; ``<action>`` tags are optional, and an action that is a word may be given by its
-            index in the action space.
+        record: JSON object of the line. Its ``action`` may have ``<action>`` tags, and an action that the codec writes
+            as a word may also be given by its index in the action space.
         space: native action space.
         keys: keys that the line may have instead of ``action``, for the error message.
 
@@ -193,11 +193,11 @@ def parse_action(codec: TextCodec, record: dict[str, Any], space: gym.Space, *ke
 def _parse_action(codec: TextCodec, text: str) -> Any:
     bare = _ACTION_TAGS.sub("", text)
     words = codec.action_texts
-    if words is None:  # codecs of numbers write tags
+    if words is None:  # codecs of numeric actions accept them only in tags
         plain = codec.action_format.plain if isinstance(codec, SpaceCodec) else str
         return _parse(lambda number: codec.text_to_action(f"<action>{number}</action>"), plain, bare)
     if _INTEGER.fullmatch(bare) and bare not in words and int(bare) in map(codec.text_to_action, words):
-        return int(bare)
+        return int(bare)  # the index of an action that the codec writes as a word
     with suppress(InvalidActionError):
         return codec.text_to_action(text)
     return codec.text_to_action(bare)
@@ -265,8 +265,8 @@ class JsonlDemonstrations(Demonstrations):
 
     Args:
         path: path of the file.
-        num_rows: number of lines to sample; null uses all. The lines of a smaller number are among those of a larger
-            one.
+        num_rows: number of lines to sample; null uses all. A smaller sample is a subset of a larger one with the same
+            seed.
         seed: seed of the selection.
     """
 
@@ -298,8 +298,8 @@ class JsonlDemonstrations(Demonstrations):
         """Return one demonstration per selected line as a lazy sequence, native if the policy acts natively.
 
         Raises:
-            ValueError: If the file is missing, empty or too small, a line is not a JSON object with these keys, or an
-                observation or action does not fit the environment.
+            ValueError: If the file is missing, empty or too small, a line is not a JSON object with the required keys,
+                or an observation or action does not fit the environment.
         """
         assert self._spaces is not None, "validate() must be called before"
         turns = JsonlTurns(self.path, codec, policy, self._spaces, self.num_rows, self.seed)

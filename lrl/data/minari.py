@@ -34,7 +34,7 @@ class MinariTurns(LazyDemonstrations):
         codec: codec of the environment.
         policy: policy that formats responses and determines the length of the history.
         episodes: indices of the episodes, int64 ``(episode,)``.
-        steps: number of steps of each, int64 ``(episode,)``.
+        steps: number of demonstrated steps of each episode, int64 ``(episode,)``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class MinariTurns(LazyDemonstrations):
         Args:
             episode: the episode with all of its steps.
             steps: indices of the demonstrated steps.
-            key: key of the random choices for this episode.
+            key: integers that determine the random choices for this episode.
         """
 
     def __len__(self) -> int:
@@ -98,7 +98,7 @@ class MinariTurns(LazyDemonstrations):
 
     @property
     def fingerprint(self) -> str:
-        """Text of the state of the data set's files, the selected steps, and the settings of their texts."""
+        """Text with the size and time of the data set's files, the selected steps, and the settings of their texts."""
         source = self._source
         files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in source.reader.files]
         selected = [self.episodes.tolist(), self._starts.tolist(), source.seed, source.copies, source.advised]

@@ -80,8 +80,11 @@ class RecordedEpisode:
     """Holds the steps of one episode; turns without a legal action are omitted."""
 
     index: int
+    """Index of the episode among the played ones."""
     seed: int
+    """Seed with which the episode was reset."""
     context: Any = None
+    """What the codec must know about the episode to write its observations, such as the map; None if nothing."""
     observations: list[Any] = field(default_factory=list)
     """Native observations: the first one, and the one after each step."""
     actions: list[Any] = field(default_factory=list)
@@ -148,7 +151,7 @@ class _RecordedEnvs(EnvFactory):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Collected:
+class CollectionSummary:
     """Describes a collected data set."""
 
     results: EpisodeResults
@@ -175,7 +178,7 @@ def collect(
     advisor_name: str | None = None,
     successful_only: bool = False,
     on_episode: Callable[[], None] | None = None,
-) -> Collected:
+) -> CollectionSummary:
     """Play episodes ``0 .. episodes - 1`` to their end, and write them as a Minari data set in this order.
 
     Observations and actions are native, even if the policy responds in text. The data set does not depend on
@@ -227,7 +230,7 @@ def collect(
         about |= {} if advisor_name is None else {"advisor": advisor_name}
         about |= {"temperature": policy.sampling.temperature if sampling is None else sampling.temperature}
         writer.finish(_metadata(recorder, results, env, about))
-    return Collected(results=results, episodes=len(recorder.returns), steps=recorder.steps)
+    return CollectionSummary(results=results, episodes=len(recorder.returns), steps=recorder.steps)
 
 
 @final

@@ -69,7 +69,9 @@ class RolloutDataModule(RunDataModule):
         if num_steps is not None and num_envs is None:
             raise ValueError(f"data.num_steps is {num_steps}, but data.num_groups is set; groups play whole episodes.")
         self.num_groups: int = num_groups or num_envs or 0
+        """Number of groups, over all ranks; with ``num_envs`` each environment is a group of its own."""
         self.counted_as = "num_groups" if num_envs is None else "num_envs"
+        """Name of the setting that determines ``num_groups``."""
         self.group_size, self.num_steps = group_size, num_steps
         self.num_epochs, self.num_minibatches = num_epochs, num_minibatches
         self.max_turns, self.max_env_steps = max_turns, max_env_steps
@@ -148,18 +150,19 @@ class RolloutDataModule(RunDataModule):
             return self._batch  # the order does not matter to the loss
         return self._batch[self._members(self._batch, index)]
 
-    def sample(self, share: float, fewest: int, most: int) -> TurnBatch:
+    def sample(self, share: float, min_turns: int, max_turns: int) -> TurnBatch:
         """Return a random sample of this rank's turns, at most as many as a minibatch has.
 
         Turns with the same prompt are selected together, because they are faster to evaluate.
 
         Args:
             share: share of the turns to select.
-            fewest: minimum number of turns, if there are that many.
-            most: maximum number of turns.
+            min_turns: minimum number of turns, if there are that many.
+            max_turns: maximum number of turns.
         """
         assert self._batch is not None
-        count = min(max(int(share * len(self._batch)), fewest), most, -(-len(self._batch) // self.num_minibatches))
+        minibatch_size = -(-len(self._batch) // self.num_minibatches)
+        count = min(max(int(share * len(self._batch)), min_turns), max_turns, minibatch_size)
         # Passes are numbered from 0, so pass num_epochs is never trained on, and its order is independent of theirs.
         chosen = self._order(self._batch, self.num_epochs)[:count]
         return self._batch[chosen.to(self._batch.response_mask.device)]
@@ -245,14 +248,15 @@ class RolloutDataModule(RunDataModule):
 
 
 def _clusters(sizes: Sequence[int], shared: Sequence[int]) -> list[int]:
-    """Return the cluster of each prompt: a prompt and the only one that continues it belong to the same cluster.
+    """Return the index of each prompt's cluster. Clusters are shuffled, but the turns of a cluster stay together.
 
-    Where the episodes of a group differ, several prompts continue the same one. There each episode begins a cluster, so
-    that minibatches are still shuffled.
+    A prompt continues another if it begins with all of its tokens. A prompt and the only one that continues it belong
+    to the same cluster. Where the episodes of a group differ, several prompts continue the same one; each of these
+    begins a new cluster, so that minibatches are still shuffled.
 
     Args:
-        sizes: tokens of each prompt, in lexicographic order.
-        shared: tokens that each prompt shares with the one before it.
+        sizes: number of tokens of each prompt, in lexicographic order of the prompts.
+        shared: number of leading tokens that each prompt has in common with the one before it.
     """
     parents, open_prompts = list[int](), list[int]()
     for number, equal in enumerate(shared):

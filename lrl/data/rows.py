@@ -27,7 +27,7 @@ _CACHED_BYTES = 2**29
 
 @register
 class MinariRows(EnvRows):
-    """Reads each step of a Minari data set as a row, with whose action rewards compare the policy's response.
+    """Reads each step of a Minari data set as a row. Rewards compare the policy's response with the row's action.
 
     The prompt of a row is the one that the environment would show: the codec writes the native observation as text, and
     the history contains the previous steps of the recorded episode. Rows are read on demand. Steps at which a random
@@ -92,7 +92,7 @@ class MinariRows(EnvRows):
         if self.shuffle_actions:
             order = permutation(len(rows), "shuffled actions", self.seed)
             rows.action_of = np.empty_like(order)
-            rows.action_of[order] = np.roll(order, 1)  # no row keeps its own, unless it is the only one
+            rows.action_of[order] = np.roll(order, 1)  # a cycle of all rows, so none keeps its own action
         rows[0]  # Reports errors that all rows have.
         return rows
 

@@ -92,6 +92,7 @@ class RunDataModule(ClockedDataModule, ABC):
     """
 
     num_epochs = num_minibatches = 1
+    """Number of passes over each collection, and of minibatches per pass; 1 in data modules that do not collect."""
     collects = False
     """Whether each Lightning epoch trains on newly collected data."""
 

@@ -69,6 +69,9 @@ class Demonstrations(ABC):
         Args:
             codec: codec of the environment.
             policy: policy that formats responses; its model need not be loaded yet.
+
+        Raises:
+            ValueError: If the demonstrations are missing, damaged or too few, or cannot be written as text.
         """
 
 
@@ -149,6 +152,7 @@ class ExpertDemonstrations(Demonstrations):
             row = rows[index % len(rows)]
             actions = row.best_actions or (row.action,)
             action_text = codec.action_to_text(actions[bits % len(actions)])
+            # The upper bits choose the template, so that it is independent of the action, which the lower bits choose.
             response = self.reasoning.write_response(policy, codec, row.observation, action_text, bits >> 32)
             demonstrations.append(Demonstration(row.observation, response))
         return demonstrations
@@ -231,6 +235,7 @@ class _Concatenated(LazyDemonstrations):
 
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
         """Return every index once, int64 ``(turn,)``, with each part in its own shuffled order."""
+        # The parts are interleaved at random; within a part, its own order keeps the turns of an episode together.
         part_of = np.repeat(np.arange(len(self._parts)), list(map(len, self._parts)))
         part_of = part_of[permutation(len(self), "parts", seed, epoch)]
         shuffled = np.empty(len(self), dtype=np.int64)

@@ -20,9 +20,12 @@ from lrl.rewards.reward_model import space_to_dict, transition_vectors
 
 Split = Literal["train", "validation", "test"]
 
-_MISSING = 0.01
-"""Largest ``gamma**n`` that is accepted: the share of a return's total weight that falls on the unknown rewards after a
-time limit, where ``n`` is the number of known rewards."""
+_MAX_UNKNOWN_WEIGHT = 0.01
+"""Maximum of ``gamma**n``, where ``n`` is the number of known rewards that follow a step of a truncated episode.
+
+The weights ``(1 - gamma) * gamma**k`` of a return's rewards sum to 1, and ``gamma**n`` is the sum of the weights of the
+unknown rewards after the time limit.
+"""
 
 
 @register
@@ -193,18 +196,18 @@ class TransitionsDataModule(ClockedDataModule):
 
     def _batch_of_this_rank(self, index: int) -> tuple[Tensor, Tensor]:
         trainer: Any = self.trainer
-        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # repeats the first pass
+        epoch = 0 if trainer.overfit_batches else trainer.current_epoch  # overfit_batches repeats the first batches
         return self.batch(epoch, index, trainer.global_rank, trainer.world_size)
 
     def val_dataloader(self) -> DataLoader:
         """Return a loader of one item: this rank's part of the validation split."""
-        return self._whole("validation")
+        return self._loader_of("validation")
 
     def test_dataloader(self) -> DataLoader:
         """Return a loader of one item: this rank's part of the test split."""
-        return self._whole("test")
+        return self._loader_of("test")
 
-    def _whole(self, split: Split) -> DataLoader:
+    def _loader_of(self, split: Split) -> DataLoader:
         assert self.trainer is not None
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
         one_item: Any = [tuple(tensor[rank::world_size] for tensor in self.rows(split))]
@@ -228,5 +231,7 @@ def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> T
     """
     returns = accumulate(reversed(rewards.tolist()), lambda following, reward: reward + gamma * following)
     values = (1 - gamma) * torch.tensor(list(returns), dtype=torch.float64).flip(0)
-    needed = 1 if terminated or not gamma else math.ceil(math.log(_MISSING) / math.log(gamma))  # rewards per return
+    needed = 1  # number of known rewards from a step on
+    if gamma and not terminated:
+        needed = math.ceil(math.log(_MAX_UNKNOWN_WEIGHT) / math.log(gamma))
     return values[: max(len(values) - needed + 1, 0)].float()

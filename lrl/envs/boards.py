@@ -1,4 +1,4 @@
-"""RAGEN's boards: FrozenLake with random maps, starts and goals, and Sokoban, with exact optima.
+"""RAGEN's boards: FrozenLake with random maps, starts and goals, and Sokoban, with exact optimal actions.
 
 The rules, the distribution of boards, the rewards and the time limits are those that SCOUT (arXiv:2601.21754) uses,
 which builds on RAGEN (arXiv:2504.20073) and gym-sokoban. The implementations are independent of theirs.
@@ -8,10 +8,10 @@ can be reached. On slippery ice a move has the chosen direction with probability
 probability 0.1. The reward is 1 at the goal. The limit is 25 actions (10 in RAGEN).
 
 Sokoban: a room of 6 x 6 cells including the outer wall, carved by a random walk of 20 steps. Boxes start on their
-targets and are pulled away from them by a search that maximises the sum of their distances to their targets, multiplied
-by the number of changes between boxes; the player then walks up to three random steps. The reward is -0.1 per action,
+targets. A search pulls them away and maximises the sum of their distances to their targets, multiplied by the number of
+times that it starts to pull another box. The player then walks up to three random steps. The reward is -0.1 per action,
 1 for each box pushed onto a target, -1 for each box pushed off a target and 10 for the solution. The limit is 10
-actions, within which not every room with two boxes can be solved.
+actions; some rooms with two boxes need more.
 
 Departures from the original:
 
@@ -61,7 +61,7 @@ class BoardEnv(gym.Env, ABC):
         """One-hot kinds of all cells without the agent and the boxes, ``(cell, kind)``."""
 
     def _observe(self, cells: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Return the observation in which each ``(cell, kind)`` replaces a cell of the fixed ones."""
+        """Return the observation in which the given ``(cell, kind)`` pairs replace the fixed kinds of these cells."""
         observation = self._fixed.copy()
         for cell, kind in cells:
             observation[cell] = self._one_hot[kind]
@@ -188,7 +188,7 @@ class RagenLakeEnv(BoardEnv):
         direction = int(action)
         if self.is_slippery:
             slip = self.np_random.random() - self.success_rate
-            if slip >= 0:
+            if slip >= 0:  # the two halves of the remaining probability turn the move to either side
                 direction = (direction + (1 if slip < (1 - self.success_rate) / 2 else -1)) % 4
         self._cell = _lake_move(self._cell, direction, self.size)
         letter = self._cells[self._cell]
@@ -310,9 +310,9 @@ def _carve(rng: np.random.Generator, size: int) -> int:
 def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
     """Pull the boxes away from their targets by a depth-first search, in which each move pulls a box behind the player.
 
-    A state's score is the sum of the distances between boxes and their targets, multiplied by the number of changes of
-    the box that is pulled. It is 0 if a target is covered by a box or the player. The first state with the highest
-    score is chosen.
+    A state's score is the sum of the distances between boxes and their targets, multiplied by the number of times that
+    another box than before was pulled. It is 0 if a target is covered by a box or the player. The first state with the
+    highest score is chosen.
 
     Returns:
         Sum of the distances, player and boxes; None if no state has a positive score.
@@ -334,7 +334,7 @@ def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
             if changes * distance > best_score:
                 best, best_score = (distance, player, occupied), changes * distance
         free = floor & ~occupied
-        for step in reversed(room.steps):  # the stack returns them in their order
+        for step in reversed(room.steps):  # so that states are popped in the order of the actions
             if not free >> (player + step) & 1:
                 continue
             behind = player - step
@@ -353,7 +353,7 @@ def _distance(cell: int, other: int, size: int) -> int:
 
 
 def _walk(rng: np.random.Generator, room: Room, probability: float) -> int:
-    """Return the player's cell after a walk without boxes: with ``probability``, one to three random steps."""
+    """Return the player's cell after a walk that moves no box: with ``probability``, one to three random steps."""
     player, visited = room.player, [room.player]
     if rng.random() > probability:
         return player

@@ -43,7 +43,7 @@ class EnvFactory(ABC):
         """Codec of the environments."""
 
     def prepare_data(self) -> None:  # noqa: B027 (most environments have nothing to download)
-        """Download what the environments need. Called once per machine, before all else."""
+        """Download what the environments need. Called once per machine, before all other methods."""
 
     @abstractmethod
     def make(self, num_envs: int, response_format: str | None) -> VectorEnv:
@@ -156,7 +156,7 @@ class GymnasiumEnvs(EnvFactory):
             ValueError: If the environment is not registered, cannot be created or does not accept ``kwargs``.
         """
         spec = _spec(self.id)
-        spec.order_enforce = False  # it slows down small environments, as the environment checker does
+        spec.order_enforce = False  # this wrapper and the environment checker slow down small environments
         if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
             redirect_mujoco_warnings()
         try:

@@ -79,6 +79,13 @@ def sample_map(rng: np.random.Generator, split: Split = "train", size: int = 4, 
 def random_maps(num_maps: int, seed: int, split: Split = "train", size: int = 4, p: float = 0.8) -> list[Desc]:
     """Sample different maps.
 
+    Args:
+        num_maps: number of maps.
+        seed: seed of the maps.
+        split: the split of the maps.
+        size: side length in cells.
+        p: probability that a cell is ice.
+
     Raises:
         ValueError: If a setting is out of range, or more than 1,000 samples in a row give no new map.
     """
@@ -220,7 +227,13 @@ class RandomMapRows(_LakeRows):
 
 
 def make_rows(maps: Sequence[Desc], is_slippery: bool = True, gamma: float = 0.99) -> list[Row]:
-    """Return the rows of all reachable states of some maps, which have the same size, with optimal Q-values."""
+    """Return the rows of all reachable states of some maps, with optimal Q-values.
+
+    Args:
+        maps: the maps, which must have the same size.
+        is_slippery: whether moves can slip to the sides.
+        gamma: discount factor.
+    """
     if not maps:
         return []
     tables = [transition_table(desc, is_slippery) for desc in maps]
@@ -253,7 +266,9 @@ def make_row(state: int, desc: Desc, q_values: np.ndarray, action: int | None = 
 
 
 ACTIONS = FrozenLakeCodec().action_texts
+"""Names of the actions, in the order of the action space."""
 Q_COLUMNS = tuple(f"q_value_{action.lower()}" for action in ACTIONS)
+"""Columns of the Q-values, in the order of the action space."""
 REQUIRED_COLUMNS = ("state_str", "action_text", *Q_COLUMNS)
 """Columns that a file must contain."""
 COLUMNS = ("state", "state_str", "action", "action_text", *Q_COLUMNS, "reward", "next_state", "done", "batch_idx")
@@ -400,7 +415,11 @@ def _greedy_episode(env: gym.Env, q_values: np.ndarray, seed: int) -> list[dict[
 
 
 def write_csv(path: str | Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Write records to a CSV file with the columns :data:`COLUMNS`; missing folders are created."""
+    """Write records to a CSV file with the columns :data:`COLUMNS`; missing folders are created.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
     with write_whole(path, newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

@@ -49,7 +49,7 @@ class StoredEpisode:
     context: Any
     """Context of the codec; None if none was stored."""
     advised_actions: dict[int, Any]
-    """Native action that the advisor chose, by step."""
+    """Native action by step: that of an advisor, or the policy's own at steps with a random action."""
 
 
 def _lists_to_tuples(value: Any) -> Any:
@@ -218,12 +218,12 @@ class DatasetReader:
 
     @property
     def has_advisor(self) -> bool:
-        """Return whether some episodes were collected with an advisor, whose action is stored for every step."""
+        """True if some episodes were collected with an advisor, whose action is stored for each of their steps."""
         return any(self._has_advisor)
 
     @property
     def has_advice(self) -> bool:
-        """Return whether an advised action is stored for at least one step."""
+        """True if an advised action is stored for at least one step."""
         return any(self._advised)
 
     def demonstrated_steps(self, index: int, advised: bool = False) -> np.ndarray:

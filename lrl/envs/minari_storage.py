@@ -91,7 +91,7 @@ def check_column(space: gym.Space, column: np.ndarray) -> tuple[np.ndarray, np.n
 
     Args:
         space: space of the leaf; not a ``Text``.
-        column: ``(step, ...)``.
+        column: values of the leaf, ``(step, ...)``.
 
     Returns:
         Two bool arrays ``(step, ...)``: which values are invalid, and which valid ones are out of bounds.
@@ -123,7 +123,7 @@ def _bounds(space: Any) -> tuple[Any, Any]:
 
 
 def clip_columns(space: gym.Space, columns: Columns) -> Columns:
-    """Return columns whose numbers beyond the bounds of a Box are clipped to it."""
+    """Return columns in which numbers outside the bounds of a Box are clipped to the bounds."""
     parts = dict(flatten(space, columns))
     for path, leaf in flatten(space, space):
         if isinstance(leaf, spaces.Box):
@@ -228,7 +228,7 @@ class DatasetWriter:
                     f"the {name} space of {dataset_id!r} is {space}, which Minari cannot store ({error}); it must "
                     "be a Discrete, MultiDiscrete, MultiBinary, Box or Text, or a Dict or Tuple of these."
                 ) from error
-        self._env_spec = _recoverable(env_spec)
+        self._env_spec = _storable_spec(env_spec)
         self._folder = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=get_dataset_path()))
         self._parts: list[Path] = []
         self._num_episodes = 0
@@ -373,7 +373,7 @@ class DatasetWriter:
         logging.getLogger("lrl").warning("%r was not finished; %s.", self.dataset_id, sentence)
 
 
-def _recoverable(env_spec: EnvSpec | None) -> EnvSpec | None:
+def _storable_spec(env_spec: EnvSpec | None) -> EnvSpec | None:
     """Return the specification of an environment, or None if Minari cannot store it because it contains a class."""
     if env_spec is None:
         return None

@@ -412,7 +412,7 @@ class NativeEnv(gym.Wrapper):
 
     @property
     def success_so_far(self) -> bool:
-        """Return whether the episode is a success if it ends without another native step."""
+        """True if the episode is a success when it ends without another native step."""
         return self._any_step and self._succeeded
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -105,7 +105,7 @@ class WorkerPipe:
 
     @property
     def closed(self) -> bool:
-        """Return whether the pipe is closed."""
+        """True if the pipe is closed."""
         return self._pipe.closed
 
     def close(self) -> None:

@@ -40,7 +40,10 @@ class RowSource(ABC):
         return None
 
     def prepare_data(self) -> None:  # noqa: B027 (most sources have nothing to download)
-        """Download the data set if needed. Called once per machine, before all else; :meth:`rows` reports failures."""
+        """Download the data set if needed. Called once per machine, before all other methods.
+
+        A failed download raises no error here; :meth:`rows` raises one.
+        """
 
     @abstractmethod
     def rows(self) -> Sequence[Row]:
@@ -92,7 +95,7 @@ class PromptEnvs(EnvFactory):
         seed: seed of the order of the rows, which differs between passes.
 
     Raises:
-        ValueError: If there are no rewards or two have the same name.
+        ValueError: If there is no reward function, or two have the same name.
     """
 
     def __init__(self, rows: RowSource, rewards: Sequence[Reward], seed: int = 0) -> None:
@@ -289,9 +292,11 @@ class PromptEnv(VectorEnv):
         return concatenate(space, [row.native_observation for row in self._current], batch)
 
     def _parse(self, action: Any) -> tuple[Any, str, int | None]:
-        """Return the native action, clipped, or None; the reason why it is invalid; and how many values were clipped.
+        """Parse and clip one response or native action.
 
-        The number is None if the action is invalid or the action space contains no Box.
+        Returns:
+            The native action, or None if it is invalid; the reason why it is invalid, or an empty text; and the number
+            of values that were clipped, or None if the action is invalid or the action space contains no Box.
         """
         space = self._native_action_space
         try:

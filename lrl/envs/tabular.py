@@ -52,9 +52,10 @@ class TransitionTable:
 
     @property
     def dynamics(self) -> tuple[np.ndarray, np.ndarray]:
-        """Expected rewards, float64 ``(state, action)``, and probabilities of non-terminal transitions.
+        """Expected rewards and transition probabilities.
 
-        The latter have shape ``(state, action, next state)``.
+        The rewards are float64 ``(state, action)``. The probabilities are those of transitions that do not end the
+        episode, float64 ``(state, action, next state)``.
         """
         transitions = np.zeros((self.num_states, self.num_actions, self.num_states))
         state, action, _ = np.indices(self.next_state.shape)
@@ -97,7 +98,7 @@ def policy_values(
     Args:
         table: the transition table.
         policy: action probabilities, ``(state, action)``.
-        steps: time limit; nothing follows it.
+        steps: time limit in steps, after which there are no rewards.
         gamma: discount factor.
 
     Returns:
@@ -121,7 +122,7 @@ def success_probability(table: TransitionTable, policy: np.ndarray, steps: int =
     Args:
         table: the transition table.
         policy: action probabilities, ``(state, action)``, or one action per state, integer ``(state,)``.
-        steps: time limit.
+        steps: time limit in steps.
         start: initial state.
     """
     probabilities = np.eye(table.num_actions)[policy] if policy.ndim == 1 else policy
@@ -137,7 +138,12 @@ def success_probability(table: TransitionTable, policy: np.ndarray, steps: int =
 def optimal_success(table: TransitionTable, steps: int = 100, start: int = 0) -> float:
     """Compute the highest success probability of any policy, including policies that know the remaining time.
 
-    Uses dynamic programming backwards from the time limit (slippery 4x4: 0.7442).
+    It is computed by dynamic programming backwards from the time limit. On the slippery 4x4 map it is 0.7442.
+
+    Args:
+        table: the transition table.
+        steps: time limit in steps.
+        start: initial state.
     """
     _, transitions = table.dynamics
     goal = table.goal_probability

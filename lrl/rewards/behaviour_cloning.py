@@ -19,7 +19,11 @@ class _DistanceReward(ActionReward):
     """Abstract base class of rewards that depend on the distance between two actions."""
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
-        """Raise if actions are composed of parts; see :meth:`~lrl.rewards.reward.Reward.connect`."""
+        """Check the type of actions; see :meth:`~lrl.rewards.reward.Reward.connect`.
+
+        Raises:
+            ValueError: If actions are neither integers nor arrays, but for example dicts or tuples.
+        """
         super().connect(codec, response_format, row)
         if not isinstance(row.action, (int, np.integer, np.ndarray)):
             raise ValueError(
@@ -31,8 +35,8 @@ class _DistanceReward(ActionReward):
 def _errors(rows: Sequence[Row], actions: Sequence[NativeAction]) -> tuple[np.ndarray, bool]:
     """Return the error of each action, float64 ``(row,)``, and whether actions are continuous.
 
-    The error of a continuous action is the mean squared error over the dimensions, that of a discrete one is 0 if it
-    equals that of the data set, else 1.
+    The error of a continuous action is the mean over the dimensions of the squared difference from the row's action.
+    The error of a discrete action is 0 if it equals the row's action, else 1.
     """
     taken, wanted = np.array(actions), np.array([row.action for row in rows])
     taken, wanted = taken.reshape(len(rows), -1), wanted.reshape(len(rows), -1)
@@ -45,7 +49,8 @@ def _errors(rows: Sequence[Row], actions: Sequence[NativeAction]) -> tuple[np.nd
 class BehaviourCloningReward(_DistanceReward):
     """Reward of the original experiment on control: the negative mean squared error of a continuous action.
 
-    The reward of a discrete action is 0 if it equals that of the data set, else -1; that of an invalid response is -10.
+    The reward of a discrete action is 0 if it equals the row's action, else -1. The reward of an invalid response is
+    -10.
     Unlike in the original experiment, numbers out of bounds are clipped first, as in the environment, and a response is
     invalid unless the whole of it is an action. ``docs/extending/reward.md`` lists the differences.
 
@@ -68,7 +73,8 @@ class BehaviourCloningReward(_DistanceReward):
 class BoundedCloningReward(_DistanceReward):
     """Reward ``exp(-MSE / scale)`` of a continuous action; 1 or 0 of a discrete action; 0 if invalid.
 
-    Because it is between 0 and 1, the reward of a single response cannot dominate its group, as -10 can.
+    The reward is between 0 and 1. A single invalid response therefore cannot dominate the advantages of its group, as
+    it can with the -10 of :class:`BehaviourCloningReward`.
 
     Args:
         weight: factor of this reward in the weighted sum.

@@ -1,4 +1,4 @@
-"""Reward by the log-likelihood of an action under a network that was cloned from demonstrations."""
+"""Reward function: the log-likelihood of an action under a network that was cloned from demonstrations."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ClonedNetwork(nn.Module):
     """The actor of an :class:`~lrl.policies.mlp.MLPPolicy`: normalisation, network and action head.
 
     Args:
-        settings: arguments of the policy.
-        weights: its weights by name.
+        settings: arguments of the policy, by name.
+        weights: weights of the policy, by name.
         action_space: a Discrete space or a Box.
 
     Raises:
@@ -93,7 +93,7 @@ class ClonedNetwork(nn.Module):
 
 
 def cloned_network_file(path: str | Path, key: str = "path") -> Path:
-    """Return the checkpoint at a path; for a run directory ``last.ckpt``.
+    """Return the path of a checkpoint file: the given path, or ``last.ckpt`` in a run directory.
 
     Args:
         path: a checkpoint or a run directory.
@@ -147,10 +147,10 @@ def _policy_config(checkpoint: Any) -> Mapping[str, Any]:
 
 @register
 class CloneLikelihoodReward(NetworkReward):
-    """Reward of the log-likelihood of an action under a network that was cloned from demonstrations.
+    """Reward equal to the log-likelihood of an action under a network that was cloned from demonstrations.
 
-    :meth:`ClonedNetwork.log_likelihoods` defines it; the greedy action of the clone in a Box has the reward 0. The
-    reward is at least -50, which is also that of an invalid response. Unlike
+    :meth:`ClonedNetwork.log_likelihoods` defines the log-likelihood; in a Box, that of the clone's greedy action is 0.
+    The reward is at least -50, which is also the reward of an invalid response. Unlike
     :class:`~lrl.rewards.behaviour_cloning.BehaviourCloningReward`, it needs no action of the demonstrator, so the rows
     may come from any policy.
 
@@ -185,6 +185,6 @@ class CloneLikelihoodReward(NetworkReward):
 
     def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
         """Return the log-likelihoods of native actions, at least -50; float64 ``(row,)``."""
-        assert self._network is not None, "connect() comes first"
+        assert self._network is not None, "connect() must be called before"
         observations = [row.native_observation for row in rows]
         return np.maximum(self._network.log_likelihoods(observations, actions), self.invalid_reward)

@@ -23,7 +23,11 @@ class _ChosenActionReward(ActionReward):
     """Abstract base class of reward functions that are 0 for invalid responses."""
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
-        """Raise if the rows have no Q-values; see :meth:`~lrl.rewards.reward.Reward.connect`."""
+        """Check that rows have Q-values; see :meth:`~lrl.rewards.reward.Reward.connect`.
+
+        Raises:
+            ValueError: If the row has no Q-values.
+        """
         super().connect(codec, response_format, row)
         if not row.q_values:
             raise ValueError(
@@ -89,11 +93,11 @@ class QGapReward(_ChosenActionReward):
 def _q_values(
     rows: Sequence[Row], actions: Sequence[NativeAction]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return all Q-values and statistics of them.
+    """Return the Q-values of the rows and three quantities that depend on them.
 
     Returns:
-        Q ``(row, action)``; and, each ``(row,)``: Q of the chosen action, the spread ``max Q - min Q``, which is set to
-        1 if all Q-values are equal, and whether they are equal.
+        The Q-values, float64 ``(row, action)``, and for each row, ``(row,)``: the Q-value of the chosen action; the
+        spread ``max Q - min Q``, or 1 if all Q-values are equal; and whether all Q-values are equal.
     """
     q = np.array([row.q_values for row in rows], dtype=np.float64)
     spread = q.max(1) - q.min(1)

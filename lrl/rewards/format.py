@@ -59,7 +59,7 @@ class ClosingTagFormatReward(Reward):
     ``think_answer``. If responses end with the name of an action, the name takes the place of the tag.
 
     The original experiment reads the numbers at the beginning of a response and ignores the text after them.
-    ``docs/extending/reward.md`` lists the responses with other rewards.
+    ``docs/extending/reward.md`` lists the responses whose reward differs for this reason.
 
     Args:
         weight: factor of this reward in the weighted sum.
@@ -75,7 +75,11 @@ class ClosingTagFormatReward(Reward):
         self._tag = ""
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
-        """Find the closing tag of responses; see :meth:`~lrl.rewards.reward.Reward.connect`."""
+        """Find the closing tag of responses; see :meth:`~lrl.rewards.reward.Reward.connect`.
+
+        Raises:
+            ValueError: If actions are native, or are numbers in a response format without closing tag.
+        """
         super().connect(codec, response_format, row)
         assert response_format is not None
         self._codec, self._format = codec, get_response_format(response_format)
@@ -109,7 +113,7 @@ class ClosingTagFormatReward(Reward):
         return legal, rest, response.endswith(self._tag)
 
     def _after_name(self, response: str) -> tuple[bool, str, bool]:
-        """Return the same as :meth:`_after_tag` for actions that end with their name."""
+        """Return the same as :meth:`_after_tag` for responses that end with the name of an action."""
         assert self._format is not None
         assert self._codec is not None
         try:

@@ -17,7 +17,7 @@ TIE_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Holds a row of a data set: a state, the action of an expert, and maybe the value of each action."""
+    """Holds a row of a data set: a state, the action of an expert, and the value of each action if it is known."""
 
     observation: str
     """Text of the state that the policy sees."""
@@ -116,19 +116,19 @@ class ActionReward(Reward):
 
     @abstractmethod
     def of_actions(self, rows: Sequence[Row], actions: Sequence[NativeAction]) -> np.ndarray:
-        """Compute the unweighted rewards of valid native actions, ``(row,)``.
+        """Compute the unweighted rewards of valid native actions, float64 ``(row,)``.
 
         Raises:
-            ValueError: If observations or actions do not fit.
+            ValueError: If an observation or action has another type or shape than the reward function expects.
         """
 
     def __call__(
         self, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
     ) -> np.ndarray:
-        """Compute the reward of each response; float64 ``(row,)``.
+        """Compute the reward of each response, float64 ``(row,)``.
 
         Raises:
-            ValueError: If observations or actions do not fit.
+            ValueError: If an observation or action has another type or shape than the reward function expects.
         """
         rewards = np.full(len(rows), self.invalid_reward)
         valid = {index: action for index, action in enumerate(actions) if action is not None}

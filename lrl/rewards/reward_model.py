@@ -43,7 +43,7 @@ class ZScores(nn.Module):
 
     @torch.no_grad()
     def fit(self, vectors: Tensor) -> None:
-        """Compute mean and standard deviation of vectors ``(row, size)``; the latter is 1 for a constant."""
+        """Compute mean and standard deviation of vectors ``(row, size)``; that of a constant component is set to 1."""
         chunks, count = vectors.split(_CHUNK), len(vectors)
         mean = sum((chunk.double().sum(0) for chunk in chunks), torch.zeros_like(self.mean).double()) / count
         squares = sum(((chunk.double() - mean).square().sum(0) for chunk in chunks), torch.zeros_like(mean))
@@ -116,12 +116,12 @@ class RewardModel(nn.Module):
         return torch.stack([member(scores)[:, 0] for member in self.members])
 
     def combine(self, scores: Tensor, disagreement_coef: float = 0.0) -> Tensor:
-        """Return rewards ``(row,)``: the mean over members, minus a multiple of their standard deviation.
+        """Return rewards ``(row,)``: the mean over members minus ``disagreement_coef`` times the standard deviation.
 
         Args:
             scores: predictions of the members as z-scores, ``(member, row)``.
-            disagreement_coef: the multiple. The standard deviation is the population standard deviation over the
-                members, in the unit of the rewards.
+            disagreement_coef: factor of the population standard deviation over the members, which is in the unit of the
+                rewards.
         """
         rewards = self.rewards.inverse(scores)
         return rewards.mean(0) - disagreement_coef * rewards.std(0, correction=0)
@@ -199,7 +199,7 @@ def space_from_dict(about: Mapping[str, Any]) -> gym.Space:
 
 
 def reward_model_file(path: str | Path, key: str = "path") -> Path:
-    """Return the checkpoint at a path; for a run directory ``best.ckpt``, else ``last.ckpt``.
+    """Return the path of a checkpoint file: the given path, or ``best.ckpt``, else ``last.ckpt`` in a run directory.
 
     Args:
         path: a checkpoint or a run directory.
@@ -220,7 +220,8 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
         key: configuration key of the path.
 
     Raises:
-        ValueError: If there is no checkpoint, or if it is damaged, has no reward model or has other weights.
+        ValueError: If there is no checkpoint, or if it is damaged, has no reward model, or has weights that do not fit
+            its saved settings.
     """
     file = reward_model_file(path, key)
     checkpoint = read_checkpoint(file)
@@ -246,8 +247,8 @@ def load_reward_model(path: str | Path, key: str = "path") -> RewardModel:
 class LearnedReward(NetworkReward):
     """Reward that a reward model predicts; an invalid response has a constant reward.
 
-    A policy that maximises it exploits the model's errors. Compare it with the environment's own return, and subtract
-    the disagreement of an ensemble.
+    A policy that maximises this reward exploits the model's errors. Therefore also measure the return of the
+    environment itself, and subtract the disagreement of an ensemble (``disagreement_coef``).
 
     Args:
         path: run directory or checkpoint of :class:`~lrl.algorithms.reward_model.RewardModelModule`; see
