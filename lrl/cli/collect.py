@@ -32,7 +32,7 @@ class CollectOptions:
     seed: Seed = 0
     """Seed of the first episode."""
     num_envs: PositiveInt = 1
-    """Episodes that are played in parallel; the data set does not depend on it."""
+    """Number of episodes that are played in parallel; the data set does not depend on it."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature of a run; 0 takes its mean or most probable action."""
     random_share: ClosedUnitInterval = 0.0
@@ -178,7 +178,7 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
         actor = (load_baseline(name, env) if name == "expert" else load_policy(name, env)).policy
     except ValueError as error:
         raise ValueError(f"--advisor is {name!r}, which cannot act here: {error}") from error
-    if isinstance(actor, HeadPolicy):  # the only one that reads numbers as text
+    if isinstance(actor, HeadPolicy):  # the only advisor with native actions that reads numbers as text
         own, shown = saved_numbers(name) or NumberFormat(), env.numbers or NumberFormat()
         if own != shown:
             raise ValueError(f"--advisor is {name!r}, which reads {own}, but --policy {shown}; both must be the same.")
@@ -211,7 +211,7 @@ def _record(actor: Actor, envs: GymnasiumEnvs, dataset_id: str, policy: str, pla
 
 
 class _EndedBySignal(SystemExit):
-    """Ends the program, unlike an environment that calls ``sys.exit``."""
+    """Raised by the handler of SIGTERM; a plain ``SystemExit`` is treated as an error of an environment."""
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Run a function as a command: its options come from its signature, and their help from its docstring.
 
-A parameter before ``*`` is a positional argument, every other one an option of the same name. The annotation decides
-how it is given: ``bool`` is a flag, ``list[T]`` takes one or more words, ``tuple[T, T]`` takes two, ``tuple[str, ...]``
-takes one each time that it is given, and each field of a dataclass is an option. ``*options`` collects all words that
-are not options of the command. jsonargparse parses the values; its own ``add_function_arguments`` reads a list from one
-word in brackets, which a shell cannot expand from a pattern, and the value of a flag from a second word.
+A parameter before ``*`` is a positional argument; every other parameter is an option of the same name. The annotation
+determines how many command-line arguments it takes: ``bool`` is a flag without a value, ``list[T]`` takes one or more
+values, ``tuple[T, T]`` takes two, ``tuple[str, ...]`` takes one each time that the option is given, and each field of a
+dataclass is an option. ``*options`` collects all arguments that are not options of the command.
 
-A module of a command is imported for ``--help``, so its function imports what is slow to import.
+jsonargparse parses the values. Its ``add_function_arguments`` is not used, because it reads a list from a single
+argument in brackets, so that a shell cannot expand a pattern such as ``runs/*``, and expects a value after each flag.
+
+``--help`` imports the module of a command, so modules that are slow to import are imported inside its function.
 """
 
 from __future__ import annotations
@@ -29,19 +31,22 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from lrl.cli.error_messages import user_errors
 from lrl.ranges import RANGES
 
-_WORDS: ContextVar[Sequence[str]] = ContextVar("words", default=())
-"""The words of the command line that is being run."""
+_ARGS: ContextVar[Sequence[str]] = ContextVar("args", default=())
+"""Arguments of the command that is being run."""
 _KINDS = {int: "an integer", float: "a number", dict: "a JSON object"}
 """Description of a value of each type, which follows "it must be" in error messages."""
 
 
 def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], None]:
-    """Return the ``main`` of a command, which takes the name of the program and the words that follow it.
+    """Return the ``main`` of a command, a function of the name of the program and of the command-line arguments.
 
-    A user's error is printed as one sentence, with exit status 2.
+    An error that a user caused is printed as one sentence, with exit status 2.
+
+    Args:
+        function: what the command does; its parameters become options.
     """
 
-    def main(prog: str, words: Sequence[str]) -> None:
+    def main(prog: str, args: Sequence[str]) -> None:
         parser = ArgumentParser(
             prog=prog,
             description=inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0],
@@ -49,13 +54,13 @@ def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], Non
             exit_on_error=False,
             print_config=None,
         )
-        options = _add_options(parser, function, with_help=bool({"-h", "--help"} & set(words)))
-        _WORDS.set(words)
+        options = _add_options(parser, function, with_help=bool({"-h", "--help"} & set(args)))
+        _ARGS.set(args)
         with user_errors(prog, options):
             rest: Sequence[str] = ()
             if any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(function).parameters.values()):
-                words, rest = _split(words, options)
-            function(*rest, **_arguments(function, _parsed(parser, words, options)))
+                args, rest = _split(args, options)
+            function(*rest, **_arguments(function, _parsed(parser, args, options)))
 
     return main
 
@@ -66,14 +71,14 @@ def command_line(program: str) -> str:
     Args:
         program: the program and subcommand that precede the options, such as ``lrl evaluate``.
     """
-    return f"{program} {shlex.join(_WORDS.get())}".strip()
+    return f"{program} {shlex.join(_ARGS.get())}".strip()
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
     """Shows types and defaults of options, and the description with its line breaks."""
 
     def format_help(self) -> str:
-        """Return the help, in which types are names: Path, not <class 'Path'>."""
+        """Return the help, in which a type is shown by its name: ``Path`` instead of ``<class 'Path'>``."""
         return re.sub(r"<class\s+'(\w+)'>", r"\1", super().format_help()).rstrip() + "\n"
 
 
@@ -108,7 +113,7 @@ def _add_options(container: Any, owner: Any, with_help: bool) -> dict[str, Any]:
             group = getattr(container, "parser", container).add_argument_group(title)
             options |= _add_options(group, kind, with_help)
             continue
-        # What is not given is left out of the result, and the function has its own default.
+        # An option that is not given is left out of the parsed values, so that the function's own default applies.
         unset = any(default is value for value in (None, False, parameter.empty))
         settings: dict[str, Any] = {"help": texts.get(name), "default": argparse.SUPPRESS if unset else default}
         positional = default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
@@ -120,7 +125,7 @@ def _add_options(container: Any, owner: Any, with_help: bool) -> dict[str, Any]:
         elif get_origin(kind) is list:
             settings |= {"nargs": "+", "type": get_args(kind)[0]}
             if settings["type"] in (str, Path) and not positional:
-                settings["action"] = "extend"  # an option that is given twice has the words of both
+                settings["action"] = "extend"  # an option that is given twice has the values of both
         elif get_origin(kind) is tuple:
             size = {"action": "append"} if ... in get_args(kind) else {"nargs": len(get_args(kind))}
             settings |= size | {"type": get_args(kind)[0]}
@@ -130,21 +135,21 @@ def _add_options(container: Any, owner: Any, with_help: bool) -> dict[str, Any]:
     return options
 
 
-def _parsed(parser: ArgumentParser, words: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
-    """Parse the words of a command line.
+def _parsed(parser: ArgumentParser, args: Sequence[str], options: dict[str, Any]) -> dict[str, Any]:
+    """Parse command-line arguments.
 
     Raises:
         ValueError: If an option is unknown, missing or has a value of another type.
     """
     try:
-        return vars(parser.parse_args(list(words)))
+        return vars(parser.parse_args(list(args)))
     except argparse.ArgumentError as error:
         text = " ".join(str(error).split())
     if found := re.match(r"unrecognized arguments: (\S+)", text):
-        word = found[1].partition("=")[0]
-        near = difflib.get_close_matches(word, [f"--{name}" for name in options], 1)
+        arg = found[1].partition("=")[0]
+        near = difflib.get_close_matches(arg, [f"--{name}" for name in options], 1)
         hint = f"did you mean {near[0]}?" if near else f"`{parser.prog} --help` lists the options."
-        raise ValueError(f"{word} is not an option; {hint}")
+        raise ValueError(f"{arg} is not an option; {hint}")
     if found := re.match(r"the following arguments are required: ([\w, ]+)", text):
         names = (f"--{name}" if name in options else name for name in found[1].split(", "))
         raise ValueError(f"{' and '.join(names)} must be given.")
@@ -182,12 +187,12 @@ def _arguments(owner: Any, values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _split(words: Sequence[str], options: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the words of a command's own options, each with one value, and all other words."""
+def _split(args: Sequence[str], options: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the arguments that are options of the command, each as ``--name=value``, and all other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in options:
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
-    own, rest = parser.parse_known_args(words)
+    own, rest = parser.parse_known_args(args)
     if {"-h", "--help"} & set(rest):
         return ["--help"], []
     return [f"--{name}={value}" for name, value in vars(own).items()], rest

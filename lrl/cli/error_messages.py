@@ -1,4 +1,4 @@
-"""A user's error as one sentence."""
+"""Prints an error that a user caused as one sentence, without traceback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "target_kl": ("max_kl",),
     "total_timesteps": ("max_env_steps",),
 }
-"""Names here by the names in other libraries and papers, as far as their spelling is not similar."""
+"""Names of settings by their names in other libraries and papers, for names whose spelling is not similar."""
 
 _FULL_DISK = re.compile(
     r"No space left on device|os error 28|Disk quota exceeded|database or disk is full"
@@ -70,14 +70,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 @contextmanager
 def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
-    """Print a user's error as one sentence and exit with status 2; silence what libraries print meanwhile.
+    """Print an error that a user caused as one sentence and exit with status 2; silence known messages of libraries.
 
     An interruption by the user exits with status 130.
 
     Args:
         prog: name of the program.
-        options: names of its options. An error of the library that begins with one of them gets the hyphens of the
-            option.
+        options: names of its options. If an error begins with the name of an option, ``--`` is printed before it.
+
+    Raises:
+        SystemExit: If a user caused an error, or interrupted the program.
     """
     silence_libraries()
     try:
@@ -104,9 +106,10 @@ def _user_error_types() -> tuple[type[BaseException], ...]:
 
 
 def stock_part(error: BaseException) -> str | None:
-    """Return the key of the part of Lightning that raised an error, such as ``trainer.callbacks``; None for others.
+    """Return the key of the callback, logger or profiler of Lightning that raised an error; None for other errors.
 
-    Its callbacks, loggers and profilers raise a ``RuntimeError`` or an ``AttributeError`` where they do not fit a run.
+    The key is for example ``trainer.callbacks``. These parts raise a ``RuntimeError`` or an ``AttributeError`` if they
+    cannot be used in a run, which is a user's error.
     """
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     # An attribute of a module is looked up in torch, and some callbacks do their work in lightning.fabric.
@@ -143,7 +146,7 @@ def in_a_sentence(message: str) -> str:
     """Return an error message without line breaks; of jsonargparse's long reports only the key and the reason.
 
     Args:
-        message: of an error of the user.
+        message: message of an error that a user caused.
     """
     if "Union subtypes" not in message:
         return re.sub(r"^\[Errno \d+\] ", "", " ".join(message.split()))

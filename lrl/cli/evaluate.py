@@ -79,7 +79,7 @@ def _on_device(
     play: PlayOptions,
     output: OutputOptions,
 ) -> None:
-    """Evaluate with one device of several, and report from the first."""
+    """Evaluate on one of the devices; the first one reports the results of all."""
     from lrl.evaluation.load import usage_line
     from lrl.evaluation.report import write_json
 
@@ -155,7 +155,7 @@ def _play_baselines(fabric: Fabric, loaded: Loaded, play: PlayOptions, row: str)
 def _play_rephrased(
     fabric: Fabric, loaded: Loaded, play: PlayOptions, file: str | None
 ) -> dict[str, tuple[EpisodeResults, str]]:
-    """Play the episodes with each rephrasing; return results and the exact success by name."""
+    """Play the episodes with each rephrasing; return the results and a line with the exact success, by name."""
     if file is None:
         return {}
     from lrl.evaluation.rephrased import read_phrasings, rephrased
@@ -215,12 +215,12 @@ def _log_figures(results: EpisodeResults, loaded: Loaded, folder: Path) -> None:
 
 def _capture(loaded: Loaded, play: PlayOptions, folder: Path, count: int) -> None:
     """Play the first episodes again with the same random numbers, and write them as videos."""
-    from lrl.evaluation.episode_records import film
+    from lrl.evaluation.episode_records import record_video
 
     sampling = loaded.policy.sampling_at(play.temperature)
     for index in range(min(count, play.episodes)):
         path = folder / f"seed{play.seed + index}.mp4"
-        turns = film(loaded.policy, loaded.env_factory, index, play.seed, path, sampling)
+        turns = record_video(loaded.policy, loaded.env_factory, index, play.seed, path, sampling)
         print(f"{path}: {turns} turns")
 
 

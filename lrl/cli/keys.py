@@ -46,22 +46,22 @@ _MANY = 20
 # Errors for misspelt keys.
 
 
-def check_keys(words: Sequence[str]) -> None:
+def check_keys(args: Sequence[str]) -> None:
     """Check that the keys in the configurations and options of a command line exist.
 
     What cannot be decided without importing a class is left to the parser: classes that pass arguments on, values of a
     wrong type, and everything after a file that cannot be read.
 
     Args:
-        words: the command and its options, such as ``["fit", "--config", "frozen_lake/grpo.yaml"]``.
+        args: command-line arguments, beginning with the command: ``["fit", "--config", "frozen_lake/grpo.yaml"]``.
 
     Raises:
         ValueError: If a class does not have one of the keys.
     """
     classes: dict[tuple[str, ...], str] = {}
-    top = {**_TOP, **_OF_COMMAND.get(words[0], {})}
+    top = {**_TOP, **_OF_COMMAND.get(args[0], {})}
     trainer = {one.name: f"trainer.{one.name}" for one in _trainer_arguments()}
-    for settings in _settings(words[1:]):
+    for settings in _settings(args[1:]):
         if isinstance(settings, str):
             return
         for name, value in _unfolded(settings).items():
@@ -80,18 +80,18 @@ def _trainer_arguments() -> Sequence[Argument]:
     return (trainer and arguments(trainer)) or ()
 
 
-def _settings(words: Sequence[str]) -> Iterator[Any]:
+def _settings(args: Sequence[str]) -> Iterator[Any]:
     """Yield the base configuration, then what each file and each option sets, in their order.
 
     Each is a nested mapping, or a text where a file cannot be read.
     """
     yield _value(shipped("configs/base.yaml") or "")
-    for number, word in enumerate(words):
-        key, equals, value = word.partition("=")
+    for number, arg in enumerate(args):
+        key, equals, value = arg.partition("=")
         if not key.startswith("--") and key != "-c":
             continue
         if not equals:
-            value = words[number + 1] if number + 1 < len(words) else ""
+            value = args[number + 1] if number + 1 < len(args) else ""
         if key in ("--config", "-c"):
             yield _value(resolve_config(value), is_config=True)
         elif key != "--print_config":
@@ -169,7 +169,7 @@ def _check_object(classes: _Classes, value: Any, key: tuple[str, ...]) -> None:
 
 
 def _class_of(name: str) -> SourceClass | None:
-    """Return the class that a short name or an import path stands for, or None if it is unknown."""
+    """Return the class with a short name or an import path, or None if it is unknown."""
     paths = [components().get(name, name), *(f"lightning.pytorch.{folder}.{name}" for folder in _STOCK)]
     return next(filter(None, map(find_class, paths)), None) if name else None
 
@@ -213,20 +213,20 @@ def _hint(near: str | None, known: Iterable[str]) -> str:
 # Help.
 
 
-def help_text(words: Sequence[str], purpose: str) -> str | None:
+def help_text(args: Sequence[str], purpose: str) -> str | None:
     """Return the help text that a command line requests; None if it requests none, or if the class is unknown.
 
     Args:
-        words: the command and its options.
+        args: command-line arguments, beginning with the command.
         purpose: what the command does.
     """
-    if {"-h", "--help"} & set(words):
-        return _overview(words[0], purpose)
-    for number, word in enumerate(words):
-        key, _, name = word.partition("=")
+    if {"-h", "--help"} & set(args):
+        return _overview(args[0], purpose)
+    for number, arg in enumerate(args):
+        key, _, name = arg.partition("=")
         if key.startswith("--") and key.endswith(".help"):
-            kind = _class_of(name or " ".join(words[number + 1 : number + 2]))
-            return kind and _class_help(f"lrl {words[0]}", key[2:].removesuffix(".help"), kind)
+            kind = _class_of(name or " ".join(args[number + 1 : number + 2]))
+            return kind and _class_help(f"lrl {args[0]}", key[2:].removesuffix(".help"), kind)
     return None
 
 
@@ -302,7 +302,13 @@ def _lines(key: str, known: Iterable[Argument], given: Mapping[str, str] | None 
 
 
 def _formatted(usage: str, description: str, sections: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the help of a command, whose sections have words, or options with their values, and what each means."""
+    """Return the help of a command.
+
+    Args:
+        usage: how the command is called.
+        description: what the command does.
+        sections: for each title, the description of each name or of each option with its value.
+    """
     parser = ArgumentParser(usage=usage, description=description, add_help=False)
     for title, lines in sections.items():
         group = parser.add_argument_group(title)

@@ -45,9 +45,9 @@ _DURATION = re.compile(r"(?:(\d+) days?, |(\d+):)?(\d+):(\d+):(\d+(?:\.\d+)?)")
 
 
 def duration(text: str) -> timedelta:
-    """Return a duration that is written as Lightning or Python does: ``DD:HH:MM:SS`` or ``D days, HH:MM:SS``.
+    """Parse a duration in Lightning's format ``DD:HH:MM:SS`` or Python's format ``D days, HH:MM:SS``.
 
-    jsonargparse 4.53 ignores everything after the third number, and so the seconds of the first form.
+    jsonargparse 4.53 ignores everything after the third number, and therefore the seconds in Lightning's format.
 
     Raises:
         ValueError: If the text has another form.
@@ -65,8 +65,8 @@ register_type(timedelta, deserializer=duration)
 def _enumeration_as_text(dumper: yaml.SafeDumper, member: Enum) -> yaml.Node:
     """Represent a member of an enumeration by the text from which it is parsed again.
 
-    jsonargparse does so for arguments whose type is the enumeration, but not for defaults of another type: the
-    ``interval`` of Lightning's ``Timer`` is a text whose default is a member.
+    jsonargparse does this for arguments whose type is the enumeration, but not if only their default is a member of it.
+    An example is ``interval`` of Lightning's ``Timer``, whose type is a text.
     """
     return dumper.represent_str(str(member.value) if isinstance(member, str) else member.name)
 
@@ -75,15 +75,15 @@ yaml.SafeDumper.add_multi_representer(Enum, _enumeration_as_text)
 
 
 class RunParser(LightningArgumentParser):
-    """Lightning's parser, which writes a configuration without validating it again; that takes half a second."""
+    """Version of Lightning's parser that does not validate a configuration again to write it, which is slow."""
 
     def parse_args(self, args: Any = None, *more: Any, **settings: Any) -> Any:  # pyright: ignore
-        """Parse arguments; the parser of a nested class reads Python's None as null.
+        """Parse arguments; the parser of a nested class also accepts None in place of null.
 
-        jsonargparse 4.53 passes parsed values to that parser as Python writes them, null as None.
+        jsonargparse 4.53 passes parsed values to that parser in Python's notation, in which null is None.
         """
         if getattr(self, "_inner_parser", False) and args is not None:
-            args = [none_as_null(word) for word in args]
+            args = [none_as_null(arg) for arg in args]
         return super().parse_args(args, *more, **settings)
 
     def dump(self, cfg: Any, *args: Any, **settings: Any) -> str:
@@ -96,19 +96,22 @@ class RunParser(LightningArgumentParser):
         super().save(cfg, *args, **{"skip_validation": True} | settings)
 
 
-def none_as_null(word: str) -> str:
-    """Replace None by null in ``--key=value``, where the value is None or a list or mapping as Python writes it.
+def none_as_null(arg: str) -> str:
+    """Replace None by null in ``--key=value`` if the value is None, or a list or dict in Python's notation.
 
-    Other texts stay as they are, and so does the word None within a text. A list or mapping with an infinite number or
-    NaN is not recognised.
+    Other values are returned unchanged, and so is the word None within a string. A list or dict that contains an
+    infinite number or NaN is not recognised.
+
+    Args:
+        arg: a command-line argument.
     """
-    key, equals, text = word.partition("=")
+    key, equals, text = arg.partition("=")
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, TypeError, ValueError):
-        return word
+        return arg
     if not (value is None or isinstance(value, (list, dict))) or repr(value) != text:
-        return word
+        return arg
     return key + equals + _TEXT_OR_NONE.sub(lambda found: "null" if found[0] == "None" else found[0], text)
 
 
@@ -127,15 +130,20 @@ class SaveRunConfig(SaveConfigCallback):
     """
 
     run_directory: RunDirectory | None = None
+    """The run directory; None if there is none."""
     lengths: Mapping[str, int] | None = None
-    """Lengths of these files in the checkpoint from which a run continues in its directory."""
+    """Lengths of these files in the checkpoint from which a run continues in its directory; None for a new run."""
 
     _text = ""
+    """The configuration as YAML, once a checkpoint has been written."""
     begun = False
     """Whether training or an evaluation has started."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Cut what was appended after the checkpoint was written; by now the checkpoint is known to fit."""
+        """Remove what was appended to files after the checkpoint was written.
+
+        This is done here because the checkpoint has now been loaded without an error.
+        """
         if self.run_directory is not None and self.lengths is not None:
             self.run_directory.rewind(self.lengths)
 
@@ -175,7 +183,7 @@ class LRLCLI(LightningCLI):
             "exit_on_error": False,
         }  # run() prints the errors
         self.run_directory: RunDirectory | None = None
-        self._words = sys.argv[1:] if args is None else args
+        self._args = sys.argv[1:] if args is None else args
         enable_short_names()
         each = {"exit_on_error": False} | dict.fromkeys(self.subcommands(), defaults)
         try:
@@ -202,7 +210,7 @@ class LRLCLI(LightningCLI):
         Building the parser of a subcommand takes a fifth of a second, and only one is used.
         """
         known = LightningCLI.subcommands()
-        return {name: known[name] for name in known if name in self._words} or known
+        return {name: known[name] for name in known if name in self._args} or known
 
     def after_fit(self) -> None:
         """Report a resumed run that had nothing left to train."""
@@ -216,7 +224,7 @@ class LRLCLI(LightningCLI):
 
     @property
     def _begun(self) -> bool:
-        """Return whether the run directory contains more than the records of its start."""
+        """True if training or an evaluation has started."""
         callbacks = self.trainer.callbacks if hasattr(self, "trainer") else []  # pyright: ignore
         return any(getattr(callback, "begun", False) for callback in callbacks)
 
@@ -354,7 +362,7 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
 
 
 def log_to(logger: Namespace, path: Path) -> None:
-    """Set the directory and the name of the run of a logger, as far as its class has settings for them.
+    """Set the directory and the run name of a logger, if its class has settings for them.
 
     Args:
         logger: the class path and arguments of the logger.
@@ -422,7 +430,7 @@ def check_wandb_login() -> None:
 
 
 def check_ours(checkpoint: Path) -> None:
-    """Raise an error if lrl did not write a checkpoint.
+    """Check that lrl wrote a checkpoint.
 
     Raises:
         ValueError: If the checkpoint is damaged, or was written by another program.
@@ -438,10 +446,10 @@ def check_ours(checkpoint: Path) -> None:
 
 
 def run(args: Any = None, started: float | None = None) -> None:
-    """Run the command line; a user's error is printed as one sentence, with exit status 2.
+    """Run the command line; an error that a user caused is printed as one sentence, with exit status 2.
 
     Args:
-        args: the words of the command line; None means ``sys.argv``.
+        args: command-line arguments; None means ``sys.argv[1:]``.
         started: ``time.monotonic()`` at the start of the process, so that the logged minutes include the imports.
     """
     started = time.monotonic() if started is None else started

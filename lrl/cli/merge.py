@@ -66,14 +66,14 @@ def merge(
 
 
 _Source = tuple[Any, Callable[[Path], None], "LanguageModelConfig"]
-"""A model, a function that writes its tokenizer and the like to a folder, and its configuration."""
+"""A model, a function that writes its tokenizer and its value head to a folder, and its configuration."""
 
 
 def _of_checkpoint(checkpoint: str, value_head: bool) -> _Source:
     """Load the language model of a checkpoint.
 
     Raises:
-        ValueError: If the checkpoint has no language model, or has no value head that can be written, if requested.
+        ValueError: If the checkpoint has no language model, or a value head is requested that cannot be written.
     """
     from lrl.evaluation.load import load_weights
 

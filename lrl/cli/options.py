@@ -1,4 +1,4 @@
-"""Dataclasses of options that several commands share, which create the environment, model or devices described."""
+"""Options that several commands share: dataclasses that create the environment, the model or the devices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,11 @@ def exactly_one(**options: Any) -> None:
 
 
 def labelled_number(name: str, text: str) -> tuple[str, float]:
-    """Split ``LABEL=NUMBER``, which was given as ``--name``; a number alone is its own label.
+    """Return label and number of ``LABEL=NUMBER``; a number without label is its own label.
+
+    Args:
+        name: name of the option, for the error message.
+        text: value of the option.
 
     Raises:
         ValueError: If what follows the last ``=`` is not a number.
@@ -155,7 +159,7 @@ class PlayOptions:
     seed: Seed = 10_000
     """Seed of the first episode."""
     num_envs: PositiveInt = 16
-    """Episodes that are played in parallel; the result does not depend on it."""
+    """Number of episodes that are played in parallel; the result does not depend on it."""
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature; 0 takes the most probable response or action."""
 
@@ -246,7 +250,7 @@ class RetryOptions:
     """Temperature at which invalid responses are sampled again; default: 0.3."""
 
 
-_OF_LOADED = ("choose", "chat_template", "dtype", "use_vllm", "vllm_options")
+_LOCAL_OPTIONS = ("choose", "chat_template", "dtype", "use_vllm", "vllm_options")
 """Options that only apply to a model in this process, not to one behind ``--api_url``."""
 
 
@@ -318,7 +322,7 @@ class ModelOptions:
             raise ValueError("--vllm_options is given without --use_vllm; give both or neither.")
         for name in changed(self.server) if api_url is None else ():
             raise ValueError(f"--{name} is given without --api_url; give both or neither.")
-        for name in () if api_url is None else changed(self, _OF_LOADED):
+        for name in () if api_url is None else changed(self, _LOCAL_OPTIONS):
             raise ValueError(f"--{name} is given with --api_url; it is for models that lrl loads itself.")
 
     def load(self, envs: EnvFactory) -> Loaded:

@@ -57,42 +57,42 @@ Example:
 
 
 def main() -> None:
-    """Run the command line; a user's error is printed as one sentence, with exit status 2."""
+    """Run the command line; an error that a user caused is printed as one sentence, with exit status 2."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # as `python -m lrl` does, so that packages in the current folder are found
-    words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
+    args = sys.argv[1:]
+    if not args or args[0] in ("-h", "--help"):
         commands = (f"  {name:<16} {text}\n" for name, text in (TRAINER_COMMANDS | COMMANDS).items())
         sys.stdout.write(f"{_HEAD}{''.join(commands)}{_OPTIONS}")
-    elif words[0] == "--version":
+    elif args[0] == "--version":
         from importlib.metadata import version
 
         sys.stdout.write(f"lrl {version('lrl')}\n")
-    elif words[0] in COMMANDS:
-        importlib.import_module(MODULES.get(words[0], f"lrl.cli.{words[0]}")).main(f"lrl {words[0]}", words[1:])
-    elif words[0] in TRAINER_COMMANDS or words[0].startswith("-"):
+    elif args[0] in COMMANDS:
+        importlib.import_module(MODULES.get(args[0], f"lrl.cli.{args[0]}")).main(f"lrl {args[0]}", args[1:])
+    elif args[0] in TRAINER_COMMANDS or args[0].startswith("-"):
         started = time.monotonic()
-        _train(words, started)
+        _train(args, started)
     else:
         known = [*TRAINER_COMMANDS, *COMMANDS]
-        near = difflib.get_close_matches(words[0], known, 1)
+        near = difflib.get_close_matches(args[0], known, 1)
         hint = f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(known)}."
-        sys.stderr.write(f"lrl: {words[0]!r} is not a command; {hint}\n")
+        sys.stderr.write(f"lrl: {args[0]!r} is not a command; {hint}\n")
         raise SystemExit(2)
 
 
-def _train(words: Sequence[str], started: float) -> None:
-    """Run a command of LightningCLI; help and misspelt keys take no import of Lightning."""
-    if words[0] in TRAINER_COMMANDS:
+def _train(args: Sequence[str], started: float) -> None:
+    """Run a command of LightningCLI. Help and errors for misspelt keys are printed without importing Lightning."""
+    if args[0] in TRAINER_COMMANDS:
         from lrl.cli.error_messages import user_errors
         from lrl.cli.keys import check_keys, help_text
 
         with user_errors("lrl"):
-            text = help_text(words, TRAINER_COMMANDS[words[0]])
+            text = help_text(args, TRAINER_COMMANDS[args[0]])
             if text is not None:
                 sys.stdout.write(text)
                 return
-            check_keys(words)
+            check_keys(args)
     from lrl.cli.main import run
 
     run(started=started)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 def silence_libraries() -> None:
-    """Silence known messages of libraries by name; errors and all other warnings stay."""
+    """Silence known messages of libraries; errors and all other warnings are still shown."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # tokenizers warns after a fork
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame prints a greeting
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the optional backend of tensorboard prints a banner

@@ -45,6 +45,7 @@ class RunDirectory:
     """The directory of one launch, shared by its ranks."""
 
     path: Path
+    """Path of the directory."""
     made: tuple[Path, ...] | None = None
     """Directories that this launch created, innermost first; None if ``path`` may contain files of other launches."""
     earlier: Path | None = None
@@ -211,11 +212,11 @@ def _restarts() -> int:
 
 
 def _default(parent: Path, seed: int) -> Path:
-    """Return the default path, named by the date or by the job.
+    """Return the default path, whose name contains the date, or the ID of a job.
 
-    Processes that Slurm or torchrun start together compute the same name independently. A job with a single process
-    gives each further launch a new name; after a restart of the job, its n-th launch gets the name of the n-th launch
-    before.
+    Processes that Slurm or torchrun start together compute the same name independently. In a job with a single process,
+    each further launch has a new name. After a restart of such a job, its n-th launch has the name of the n-th launch
+    before the restart, so that it continues that run.
     """
     job, group = os.environ.get("SLURM_JOB_ID"), os.environ.get("TORCHELASTIC_RUN_ID")
     tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", os.environ.get("SLURM_NTASKS", 1)))
@@ -236,7 +237,7 @@ def _awaits_restart(path: Path) -> bool:
 
 
 def _unused(path: Path) -> Path:
-    """Return the folder for the records that the next launch in a run directory replaces."""
+    """Return a new folder for the files that the next launch in a run directory replaces."""
     return path / _EARLIER / str(1 + len(list((path / _EARLIER).glob("*"))))
 
 

@@ -40,16 +40,16 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
     for seed in map(headline_seed, range(count)):
         run = folder / f"seed{seed}"
         own = [option.replace("{seed}", str(seed)) for option in options]
-        words = ["fit", "--config", config, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
-        if not _is_finished(run, words):
-            todo.append(words)
+        args = ["fit", "--config", config, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
+        if not _is_finished(run, args):
+            todo.append(args)
     with ThreadPoolExecutor(jobs) as pool:
         errors = [error for error in pool.map(_fit, todo) if error]
     if errors:
         raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
 
 
-def _is_finished(run: Path, words: Sequence[str]) -> bool:
+def _is_finished(run: Path, args: Sequence[str]) -> bool:
     """Return whether the run directory contains the finished run of this command.
 
     Raises:
@@ -59,7 +59,7 @@ def _is_finished(run: Path, words: Sequence[str]) -> bool:
         return False
     files = run / "command.txt", run / "run.log"
     former, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files)
-    if former.strip().endswith(shlex.join(words)) and "finished after" in log:
+    if former.strip().endswith(shlex.join(args)) and "finished after" in log:
         return True
     raise ValueError(
         f"folder contains {str(run)!r}, a run that has not finished or was made by another command; remove it or use "
@@ -67,12 +67,12 @@ def _is_finished(run: Path, words: Sequence[str]) -> bool:
     )
 
 
-def _fit(words: Sequence[str]) -> str:
+def _fit(args: Sequence[str]) -> str:
     """Train with one seed; return the last line of the error output if it failed, otherwise an empty string."""
     environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
     environment["OMP_NUM_THREADS"] = "1"
     result = subprocess.run(
-        [sys.executable, "-m", "lrl", *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lrl", *args], env=environment, capture_output=True, text=True, check=False
     )
     if not result.returncode:
         return ""

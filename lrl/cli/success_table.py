@@ -70,7 +70,7 @@ def success_table(
                 merge_adapters_of(loaded.policy, label)
             rows.append(report_row(play.play(fabric, loaded), name, label, given))
         lines = environments_table(rows, settings, figure).split("\n")
-        print("\n".join(lines[printed:]), flush=True)  # each line of the table when it is known
+        print("\n".join(lines[printed:]), flush=True)  # prints each line of the table as soon as it is known
         printed = len(lines)
     if json is not None:
         about = {"command": command_line("lrl success_table"), "commit": commit(), "machine": machine}

@@ -59,7 +59,7 @@ def zero_shot(
         policies: labels of the policies that are evaluated, such as "writes"; default: all seven.
         episodes: number of episodes, one seed each.
         seed: seed of the first episode.
-        num_envs: episodes that are played in parallel; the result does not depend on it.
+        num_envs: number of episodes that are played in parallel; the result does not depend on it.
         max_new_tokens: maximum number of tokens of a response with reasoning; others have at most 12.
         machine: description of the machine, for the file.
 

@@ -45,38 +45,39 @@ class Comparison:
 
     @property
     def differences(self) -> np.ndarray:
-        """Return ``values - baseline``, ``(pair,)``."""
+        """Differences ``values - baseline``, float64 ``(pair,)``."""
         return self.values - self.baseline
 
     @property
     def mean(self) -> float:
-        """Return the mean difference."""
+        """Mean difference."""
         return float(self.differences.mean())
 
     @property
     def standard_deviation(self) -> float:
-        """Return the standard deviation of the differences of at least two pairs."""
+        """Standard deviation of the differences; there must be at least two pairs."""
         return float(self.differences.std(ddof=1))
 
     def interval(self, bootstrap: bool) -> Interval | None:
         """Return the 95% interval of the mean difference, or None with fewer than five pairs.
 
         Args:
-            bootstrap: whether it is a percentile bootstrap over pairs, which stays within the range of the observed
-                differences but is somewhat too narrow for few pairs; otherwise it is Student's paired interval.
+            bootstrap: True computes a percentile bootstrap over pairs, which stays within the range of the observed
+                differences but is somewhat too narrow for few pairs. False computes Student's paired interval.
         """
         if len(self.seeds) < MIN_SEEDS:
             return None
         return bootstrap_interval(self.differences) if bootstrap else t_interval(self.differences)
 
     def smallest_effect(self) -> float:
-        """Return the smallest difference that these pairs, at least two, detect with power 0.8."""
+        """Return the smallest mean difference that this number of pairs, at least two, detects with power 0.8."""
         return smallest_effect(len(self.seeds)) * self.standard_deviation
 
     def pairs_needed(self) -> float:
-        """Return the number of pairs, at least 2, that detect the observed mean difference with power 0.8.
+        """Return the smallest number of pairs that would detect the observed mean difference with power 0.8.
 
-        It is infinite if the mean difference is 0. There must be at least two pairs to estimate their deviation.
+        It is at least 2, and infinite if the mean difference is 0. At least two pairs must be given, from which the
+        standard deviation is estimated.
         """
         if self.mean == 0:
             return math.inf
@@ -126,7 +127,11 @@ def power_of_pairs(effect: float, pairs: int) -> float:
 
 
 def smallest_effect(pairs: int) -> float:
-    """Return the smallest effect, in standard deviations of the differences, that pairs detect with power 0.8."""
+    """Return the smallest effect that is detected with power 0.8, in standard deviations of the differences.
+
+    Args:
+        pairs: number of pairs, at least 2.
+    """
     from scipy.optimize import brentq
 
     return float(cast(float, brentq(lambda effect: power_of_pairs(effect, pairs) - POWER, 0.0, 30.0)))
@@ -161,11 +166,11 @@ def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
     """
     if metric is not None:
         return metric
-    kept = {str(path): _kept(path)["metric"] for path in paths if path.suffix == ".json"}
-    if len(set(kept.values())) > 1:
-        told = ", ".join(f"{name} has {own}" for name, own in kept.items())
-        raise ValueError(f"the results have different metrics ({told}); name results that have the same metric.")
-    return next(iter(kept.values()), DEFAULT_METRIC)
+    metrics = {str(path): _stored_result(path)["metric"] for path in paths if path.suffix == ".json"}
+    if len(set(metrics.values())) > 1:
+        listed = ", ".join(f"{name} has {own}" for name, own in metrics.items())
+        raise ValueError(f"the results have different metrics ({listed}); name results that have the same metric.")
+    return next(iter(metrics.values()), DEFAULT_METRIC)
 
 
 def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], bool]:
@@ -173,7 +178,8 @@ def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], 
 
     Args:
         paths: run directories, and JSON files of stored results, which contain several runs each.
-        metric: a column of ``metrics.csv``; of stored results, their metric or the one that is drawn.
+        metric: a column of ``metrics.csv``. A stored result must contain it as its own metric, or as the metric of its
+            learning curve (``drawn``).
 
     Returns:
         The values by seed, and whether the minimum and maximum of the possible values are known.
@@ -187,8 +193,8 @@ def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], 
         if not path.exists():
             raise ValueError(f"run is {str(path)!r}, which does not exist; name a run directory or a file of results.")
         if path.suffix == ".json":
-            result = _kept(path)
-            found = [(int(run["seed"]), _kept_value(path, result, run, metric)) for run in result["runs"]]
+            result = _stored_result(path)
+            found = [(int(run["seed"]), _stored_value(path, result, run, metric)) for run in result["runs"]]
             bounded = bounded or (metric == result["metric"] and bounds_of(result) is not None)
         else:
             found = [(_seed(path), float(logged_rows(path, metric)[-1][metric]))]
@@ -199,7 +205,7 @@ def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], 
     return values, bounded
 
 
-def _kept(path: Path) -> dict[str, Any]:
+def _stored_result(path: Path) -> dict[str, Any]:
     """Read a stored result that contains runs.
 
     Raises:
@@ -211,8 +217,12 @@ def _kept(path: Path) -> dict[str, Any]:
     return result
 
 
-def _kept_value(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> float:
-    """Return the last value of the metric, whether it is the result's own or the one that is drawn."""
+def _stored_value(path: Path, result: Mapping[str, Any], run: Mapping[str, Any], metric: str) -> float:
+    """Return the last value of a metric in a run of a stored result.
+
+    Raises:
+        ValueError: If the run contains no values of the metric.
+    """
     curve = next((run[name] for name in ("curve", "drawn") if metric in run.get(name, {})), None)
     if curve is None:
         raise ValueError(f"metric is {metric!r}, but {path} holds {result['metric']!r}; name that metric.")

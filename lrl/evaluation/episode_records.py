@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 import warnings
@@ -35,20 +34,24 @@ class WatchedTurn:
     number: int
     """Index of the turn in its episode."""
     observation: str
+    """Text of the observation before the action."""
     prompt: str
     """Prompt of the language model; empty for a policy without one."""
     response: str
-    """Empty for a policy with native actions."""
+    """Response of the policy; empty for a policy with native actions."""
     action: str
     """Text of the action; empty if it was not legal."""
     reason: str
-    """Reason why the action was not legal."""
+    """Reason why the action was not legal; empty if it was."""
     reward: float
     terminated: bool
+    """Whether the turn terminated the episode."""
     truncated: bool
+    """Whether the turn truncated the episode."""
     success: bool
+    """Whether the episode is a success if it ends with this turn."""
     picture: Picture
-    """The state before the action."""
+    """Picture of the state before the action."""
 
 
 def watch_episode(
@@ -75,7 +78,7 @@ def watch_episode(
     check_seed("seed", seed, index + 1)
     envs = _with_render_mode(env_factory, render_mode).make(1, policy.response_format)
     episode, native, codec = np.array([index]), policy.response_format is None, policy.codec
-    assert codec is not None, "connect() comes first"
+    assert codec is not None, "connect() must be called before"
     try:
         runner = EnvRunner(policy, envs)
         runner.reset(seed + episode, episode)
@@ -115,7 +118,7 @@ def _metadata(env_factory: EnvFactory) -> dict[str, Any]:
     return env.metadata
 
 
-def film(
+def record_video(
     policy: Actor, env_factory: EnvFactory, index: int, seed: int, path: Path, sampling: SamplingConfig | None = None
 ) -> int:
     """Play an episode, write it as an mp4 and return its number of turns.
@@ -167,11 +170,8 @@ def _with_render_mode(env_factory: EnvFactory, render_mode: str | None) -> EnvFa
         raise ValueError(
             f"{env_factory.id} cannot be rendered as {render_mode}; its render modes are {', '.join(modes) or 'none'}."
         )
-    twin = copy.copy(env_factory)
-    twin.vectorization = "sync"
-    if render_mode is not None:
-        twin.kwargs = env_factory.kwargs | {"render_mode": render_mode}
-    return twin
+    rendering = {} if render_mode is None else {"render_mode": render_mode}
+    return env_factory.with_settings(vectorization="sync", kwargs=env_factory.kwargs | rendering)
 
 
 def _render(envs: VectorEnv, render_mode: str | None) -> Picture:

@@ -29,7 +29,7 @@ from lrl.rollouts.runner import EnvRunner, Step
 from lrl.types import RandomKeys, SamplingConfig
 
 EpisodeStep = tuple[np.ndarray, Step]
-"""The position of each episode in the evaluation's index, int64 ``(row,)``, and a step of these episodes."""
+"""A step of some episodes, with the position of each in the array of episode indices, int64 ``(row,)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +75,7 @@ class EpisodeResults:
             successes[rows] = step.infos.get("success", False)
             has_success |= "success" in step.infos
             invalid_actions[rows] += ~np.asarray(step.infos.get("action_valid", True), dtype=bool)
+        # The episodes are played while the loop iterates over them, so the time below includes acting and stepping.
         return cls(
             seed=seed,
             index=index,

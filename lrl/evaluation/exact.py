@@ -33,7 +33,9 @@ class Lake:
     """Represents one map of an environment."""
 
     desc: Desc
+    """The map, one text per row."""
     table: TransitionTable
+    """Transition table of the map."""
     steps: int
     """Time limit of an episode, in steps."""
 
@@ -77,6 +79,7 @@ class ExactResults:
     """Holds the exact results of a policy on some maps."""
 
     lakes: Sequence[Lake]
+    """The maps."""
     decisions: Sequence[np.ndarray]
     """For each map, action probabilities ``(state, action)``; 0 in states that cannot be reached."""
 
@@ -122,7 +125,7 @@ def wrong_states(lake: Lake, greedy: np.ndarray, sampled: np.ndarray) -> list[st
 
 
 def is_frozen_lake(envs: EnvFactory) -> TypeGuard[GymnasiumEnvs]:
-    """Return whether a policy can be evaluated exactly in this environment."""
+    """Return whether the environment is FrozenLake, in which a policy can be evaluated exactly."""
     return isinstance(envs, GymnasiumEnvs) and isinstance(envs.codec.unwrapped, FrozenLakeCodec)
 
 
@@ -131,7 +134,7 @@ def lakes_of(envs: EnvFactory, num_maps: int = 1, seed: int = 10_000) -> list[La
 
     Args:
         envs: a FrozenLake.
-        num_maps: largest number of maps; the environment may have fewer.
+        num_maps: maximum number of maps; the environment may have fewer.
         seed: seed of the first episode.
 
     Raises:

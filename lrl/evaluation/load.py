@@ -53,7 +53,7 @@ def load_policy(path: str | Path, env_factory: EnvFactory | None = None) -> Load
         policy.connect_spaces(*env_factory.spaces)
     if wants_examples(policy):  # examples come from the training environment, wherever the policy is evaluated
         add_examples(policy, _build(EnvFactory, config["data"]["init_args"]["env"], file))
-    _fill(policy, checkpoint, file)
+    _configure(policy, checkpoint, file)
     info = {"name": str(path), "env_id": env_id(env_factory), "config": config}
     return Loaded(policy.eval(), env_factory, info | {"env_steps": int(checkpoint["lrl"].get("env_steps", 0))})
 
@@ -72,7 +72,7 @@ def load_weights(path: str | Path) -> Policy:
         env_factory = _training_env(config["data"]["init_args"], file)
         policy.connect(env_factory.codec)
         policy.connect_spaces(*env_factory.spaces)
-    _fill(policy, checkpoint, file)
+    _configure(policy, checkpoint, file)
     return policy.eval()
 
 
@@ -93,7 +93,7 @@ def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any],
     return file, checkpoint, config, _build(Policy, config["model"]["init_args"]["policy"], file)
 
 
-def _fill(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
+def _configure(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:
     """Load the base and the trained weights of a policy.
 
     Raises:

@@ -28,7 +28,7 @@ _RESAMPLES = 2000
 _LABEL_WIDTH = 60
 """Maximum number of characters in a line of the legend, so that it fits inside the axes."""
 _EPISODES = {"rollout": "training episodes", "val": "held-out episodes"}
-"""First part of a metric's name to the episodes on which it is measured."""
+"""Episodes on which a metric is measured, by the first part of its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Series:
     clock: np.ndarray
     """Strictly increasing values of the clock, float64 ``(row,)``."""
     values: np.ndarray
-    """float64 ``(row,)``."""
+    """Values of the metric, float64 ``(row,)``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,25 +46,26 @@ class Curve:
     """Holds one metric averaged over several runs."""
 
     label: str
+    """Label of the curve in the legend."""
     clock: np.ndarray
-    """float64 ``(point,)``."""
+    """Values of the clock, float64 ``(point,)``."""
     centre: np.ndarray
     """Mean or interquartile mean over runs, ``(point,)``."""
     lower: np.ndarray
     """Lower bound of the 95% interval, ``(point,)``; nan with fewer than five runs."""
     upper: np.ndarray
-    """Upper bound, ``(point,)``."""
+    """Upper bound of the interval, ``(point,)``; nan with fewer than five runs."""
     runs: np.ndarray
     """Values of the single runs, ``(run, point)``."""
 
     @property
     def num_runs(self) -> int:
-        """Return the number of runs."""
+        """Number of runs."""
         return len(self.runs)
 
 
 def metrics_file(run: Path) -> Path:
-    """Return the ``metrics.csv`` in a run directory or below it.
+    """Return the path of the ``metrics.csv`` in a run directory or below it; a path of a file is returned unchanged.
 
     Raises:
         ValueError: If there is no such file, or more than one.
@@ -78,7 +79,12 @@ def metrics_file(run: Path) -> Path:
 
 
 def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
-    """Return the rows of a run's ``metrics.csv`` that contain a metric, and further columns.
+    """Return the rows of a run's ``metrics.csv`` that contain a metric, in the order of the file.
+
+    Args:
+        run: a run directory, or its ``metrics.csv``.
+        metric: column of the metric.
+        columns: further columns that a row must contain.
 
     Raises:
         ValueError: If there is no such row; existing metrics are listed.
@@ -94,7 +100,12 @@ def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
 
 
 def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:
-    """Read one metric of a run; the last of several rows with the same clock is used.
+    """Read one metric of a run; of several rows with the same clock, the last one is used.
+
+    Args:
+        run: a run directory, or its ``metrics.csv``.
+        metric: column of the metric.
+        clock: one of :data:`CLOCKS`.
 
     Raises:
         ValueError: If the metric, the clock or the run does not exist; existing metrics are listed.

@@ -27,9 +27,10 @@ class Phrasing:
     description: str | None = None
     """Description of the environment in the system message."""
     actions: Mapping[str, str] = field(default_factory=dict)
-    """Old to new names of actions; they are also replaced in the description, unless ``description`` is given."""
+    """New name of each renamed action, by its old name. They are also replaced in the description, unless
+    ``description`` is given."""
     observations: Mapping[str, str] = field(default_factory=dict)
-    """Replacements in observations, regular expression to text, applied in this order."""
+    """Replacements in observations, by regular expression; they are applied in this order."""
     order: Sequence[str] = ()
     """Old names of all actions in the order in which the description lists them."""
 

@@ -24,7 +24,7 @@ _COLUMNS = {
     "success_rate": ("success", 3),
     "invalid_action_rate": ("invalid", 3),
 }
-"""Metric to its heading and the maximum number of decimals."""
+"""Heading and maximum number of decimals of each metric, by its name."""
 _DIGITS = 4
 """Number of digits that are shown, including decimals; more if the integer part is longer."""
 
@@ -48,17 +48,24 @@ def results_table(rows: Mapping[str, EpisodeResults], title: str, caption: str =
     for name, results in rows.items():
         means, intervals = results.means(), results.intervals()
         figures = [
-            _figure(means[key], intervals[key], most) if key in means else "none" for key, (_, most) in _COLUMNS.items()
+            _figure(means[key], intervals[key], max_decimals) if key in means else "none"
+            for key, (_, max_decimals) in _COLUMNS.items()
         ]
         table.add_row(name, *figures, f"{results.env_steps_per_second:,.0f}")
     return table
 
 
-def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
-    """Return a mean above its interval, all three with the number of decimals that fits the largest."""
+def _figure(mean: float, interval: tuple[float, float], max_decimals: int) -> str:
+    """Return a mean above its interval; all three numbers have as many decimals as the largest of them has space for.
+
+    Args:
+        mean: the mean.
+        interval: lower and upper bound; nan if there is no interval.
+        max_decimals: maximum number of decimals.
+    """
     finite = [abs(value) for value in (mean, *interval) if np.isfinite(value)]
     whole = len(f"{max(finite, default=0):.0f}")
-    decimals = max(0, min(most, _DIGITS - whole))
+    decimals = max(0, min(max_decimals, _DIGITS - whole))
     if np.isnan(interval).any():
         return f"{mean:.{decimals}f}\nno interval"
     low, high = (f"{bound:.{decimals}f}" for bound in interval)
@@ -67,7 +74,12 @@ def _figure(mean: float, interval: tuple[float, float], most: int) -> str:
 
 
 def write_json(report: Mapping[str, object], path: Path) -> None:
-    """Write a JSON file atomically; missing folders are created."""
+    """Write a JSON file atomically; missing folders are created.
+
+    Raises:
+        OSError: If the file cannot be written.
+        ValueError: If a number is not finite.
+    """
     with write_whole(path) as file:
         file.write(json.dumps(report, indent=2, allow_nan=False) + "\n")
 

@@ -42,7 +42,7 @@ def bootstrap_interval(values: ArrayLike, seed: int = 0) -> Interval:
     """Return a 95% percentile bootstrap interval of a mean, which lies within the range of the values.
 
     Args:
-        values: ``(n,)``; for fewer than two values both bounds are nan.
+        values: the values, ``(n,)``; for fewer than two of them both bounds are nan.
         seed: seed of the resampling.
     """
     numbers = np.asarray(values, dtype=np.float64)
@@ -59,8 +59,8 @@ def ratio_interval(numerators: ArrayLike, denominators: ArrayLike, seed: int = 0
     turns. For a single pair the interval has width 0.
 
     Args:
-        numerators: ``(n,)``.
-        denominators: ``(n,)``.
+        numerators: numerator of each pair, ``(n,)``.
+        denominators: denominator of each pair, ``(n,)``.
         seed: seed of the resampling.
     """
     above, below = np.asarray(numerators, dtype=np.float64), np.asarray(denominators, dtype=np.float64)

@@ -55,8 +55,14 @@ class CollectionCheckpoint(Checkpoint):
         self._written = self._began = time.monotonic()
         self._place: tuple[int, int] | None = None
         """Numbers of finished passes and trained minibatches when ``last.ckpt`` was written."""
-        self._running = self._stops = self._ends_inside = False
+        self._running = False
+        """Whether training is in progress."""
+        self._stops = False
+        """Whether another callback stopped the run between accumulated minibatches; it then ends after the step."""
+        self._ends_inside = False
+        """Whether the run ends within a pass, in which case the checkpoint at its end has already been written."""
         self.best: float | None = None
+        """Best value of the monitored metric so far."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let SIGTERM and Ctrl-C end the run with a checkpoint from now on."""
@@ -89,14 +95,14 @@ class CollectionCheckpoint(Checkpoint):
         validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # pyright: ignore[reportArgumentType]
         overdue = self._is_overdue(self._began) and not validates  # a run resumed from here would skip the validation
         self._ends_inside = ends and not trainer.is_last_batch
-        if self._agreed(trainer, self._ends_inside or (overdue and not trainer.is_last_batch)):
+        if self._decided_by_rank_0(trainer, self._ends_inside or (overdue and not trainer.is_last_batch)):
             self.write(trainer, "last.ckpt")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write ``last.ckpt`` if it is due; end the run if a signal arrived."""
         assert isinstance(pl_module, RunModule)
         due = (trainer.current_epoch + 1) % self.every_n_collections == 0
-        if not self._ends_inside and self._agreed(trainer, due or self._is_overdue(self._written)):
+        if not self._ends_inside and self._decided_by_rank_0(trainer, due or self._is_overdue(self._written)):
             self.write(trainer, "last.ckpt")
         self._began = time.monotonic()
         pl_module.interruption.check()
@@ -139,7 +145,7 @@ class CollectionCheckpoint(Checkpoint):
         value = float(trainer.callback_metrics[self.monitor])
         better = self.best is None or (value > self.best if self.mode == "max" else value < self.best)
         if better:
-            before, self.best = self.best, value  # best.ckpt contains its own value
+            before, self.best = self.best, value  # set before writing, because best.ckpt also stores the best value
             try:
                 self.write(trainer, "best.ckpt")
             except Exception:
@@ -151,12 +157,12 @@ class CollectionCheckpoint(Checkpoint):
         passed = time.monotonic() - max(since, self._written)
         return self.every_minutes is not None and passed > 60 * self.every_minutes
 
-    def _agreed(self, trainer: L.Trainer, due: bool) -> bool:
-        """Return ``due`` of rank 0, because clocks differ; all ranks must call it."""
+    def _decided_by_rank_0(self, trainer: L.Trainer, due: bool) -> bool:
+        """Return rank 0's value of ``due``, because the clocks of ranks differ; all ranks must call it."""
         if self.every_minutes is None or trainer.world_size == 1:
             return due
-        told = torch.tensor(int(due and trainer.is_global_zero), device=trainer.strategy.root_device)
-        return bool(trainer.strategy.reduce(told, reduce_op="max"))
+        decision = torch.tensor(int(due and trainer.is_global_zero), device=trainer.strategy.root_device)
+        return bool(trainer.strategy.reduce(decision, reduce_op="max"))
 
     def write(self, trainer: L.Trainer, name: str) -> Path:
         """Write a checkpoint under a temporary name and rename it to ``name``; all ranks must call it.
@@ -172,7 +178,7 @@ class CollectionCheckpoint(Checkpoint):
         if not weights_are_finite(trainer.lightning_module):
             raise ValueError(
                 f"weights are not finite in collection {trainer.current_epoch + 1}; the run stops and {name} is "
-                "unchanged, try a smaller learning rate or check the rewards."
+                "unchanged; try a smaller learning rate or check the rewards."
             )
         folder = checkpoint_folder(trainer)
         target, draft = folder / name, folder / f".{name}.draft"

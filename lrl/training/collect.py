@@ -32,7 +32,7 @@ from lrl.types import History, PastTurn, RandomKeys, Rollout
 if TYPE_CHECKING:
     from lrl.training.gradient_module import GradientModule
 
-_OF_EPISODES = ("success", "episode_return", "episode_length")
+_EPISODE_METRICS = ("success", "episode_return", "episode_length")
 """Metrics of whole episodes, which are read at their last turn."""
 
 
@@ -158,7 +158,13 @@ class VectorEnvRollouts(L.Callback):
 
 
 def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> None:
-    """Record the figures of a collection as metrics, such as its mean return."""
+    """Record metrics of a collection, such as its mean return.
+
+    Args:
+        module: module that logs the metrics.
+        rollout: the collection.
+        seconds: wall-clock time of the collection.
+    """
     tokens = rollout.response_mask.sum(-1)[rollout.active].float()
     module.record("rollout/return", rollout.metrics.get("episode_return", rollout.episode_returns))
     module.record("rollout/length", rollout.metrics.get("episode_length", rollout.lengths.float()))
@@ -175,7 +181,7 @@ def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> 
             module.record("rollout/success_rate", values)
         elif name.startswith("reward/"):
             module.record(f"rollout/{name.replace('/', '_')}", values)
-    ranks = module.trainer.world_size  # because the mean over ranks is logged
+    ranks = module.trainer.world_size  # the mean over ranks is logged, and the rate is that of all ranks together
     module.record("throughput/env_steps_per_second", torch.tensor(ranks * rollout.num_turns / seconds))
     module.record("throughput/tokens_per_second", torch.tensor(ranks * float(rollout.response_mask.sum()) / seconds))
 
@@ -193,6 +199,7 @@ class CollectionPlan:
     group_size: int
     """Number of episodes that start from the same state."""
     rank: int = 0
+    """Index of this rank."""
     max_turns: int | None = None
     """Number of turns after which episodes are truncated; None uses only the limit of the environment."""
     num_steps: int | None = None
@@ -217,7 +224,11 @@ class CollectionPlan:
         return self.env // self.group_size
 
     def episode(self, world_size: int) -> np.ndarray:
-        """Return the number of each environment's group, which is unique in the run, int64 ``(env,)``."""
+        """Return an index for the group of each environment that is unique in the whole run, int64 ``(env,)``.
+
+        Args:
+            world_size: number of ranks that collect at the same time.
+        """
         return self.collection * self.num_groups * world_size + self.group
 
     def keys(self, env: np.ndarray, turn: int) -> RandomKeys:
@@ -314,7 +325,7 @@ class FixedHorizonCollector:
         return self._episode, [list(actions) for actions in self._actions], list(self.runner.memory)
 
     def state(self, collection: int) -> dict[str, Any]:
-        """Return indices, past actions and histories of the current episodes as plain data.
+        """Return indices, past actions and histories of the current episodes as numbers, strings and lists.
 
         Args:
             collection: index of the last completed collection. If a later one has started, the state is that at its
@@ -387,7 +398,7 @@ def stack_steps(
     """Stack steps along the time axis.
 
     Args:
-        steps: at least one.
+        steps: one step per turn of the rollout; at least one.
         group: global group index of each environment, int64 ``(env,)``.
         values: results of :func:`final_values` for each step; None without a critic.
         states: whether to number the observations by :func:`observation_key`.
@@ -416,7 +427,7 @@ def stack_steps(
         responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
         metrics=turn_metrics(steps),
         final_values=None if values is None else stack(values),
-        state=stack([_keys(step.observations) for step in steps]) if states else None,
+        state=stack([_observation_keys(step.observations) for step in steps]) if states else None,
     )
 
 
@@ -448,7 +459,7 @@ def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
         reported = {name: column for name, column in step.infos.items() if column.dtype.kind in "bfiu"}
         reported |= {"episode_return": step.episode_return, "episode_length": step.turn + 1}
         for name, column in reported.items():
-            columns[name].append(column[step.ended] if name in _OF_EPISODES else column)
+            columns[name].append(column[step.ended] if name in _EPISODE_METRICS else column)
     return {name: torch.from_numpy(np.concatenate(columns[name])).float() for name in sorted(columns)}
 
 
@@ -479,7 +490,7 @@ def _parts(observation: Any) -> Iterator[bytes]:
         yield (np.asarray(observation) + 0).tobytes()  # -0.0 equals 0.0
 
 
-def _keys(observations: Sequence[Any]) -> Tensor:
+def _observation_keys(observations: Sequence[Any]) -> Tensor:
     """Return the :func:`observation_key` of each observation, int64 ``(row,)``."""
     return torch.tensor([observation_key(observation) for observation in observations], dtype=torch.int64)
 

@@ -36,7 +36,7 @@ from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 _CHUNK = 256
 """Number of turns in one pass of a value network."""
-_MEASURED_SHARE, _MEASURED = 1 / 8, (16, 64)
+_MEASURED_SHARE, _MEASURED_TURNS = 1 / 8, (16, 64)
 """Share of a collection's turns on which ``train/update_kl`` is measured, and the minimum and maximum number."""
 
 
@@ -71,8 +71,9 @@ class GradientModule(PolicyModule, ABC):
         policy: policy to train.
         optimizer: optimiser and learning-rate schedule.
         loss_normalisation: reduction of the loss over tokens, see :func:`lrl.functional.losses.reduce_tokens`.
-        target_kl: the remaining minibatches of a collection are no-op steps once ``train/approx_kl``, the estimated
-            mean KL(old || new) of a minibatch over the tokens of all ranks, exceeds this many nats; None never skips.
+        target_kl: maximum of ``train/approx_kl``, the estimated mean KL(old || new) of a minibatch over the tokens of
+            all ranks, in nats. After a minibatch that exceeds it, the remaining minibatches of the collection are no-op
+            steps. None never skips a minibatch.
         init_from: checkpoint, folder or hub name whose weights, and nothing else, the run starts from.
     """
 
@@ -108,12 +109,12 @@ class GradientModule(PolicyModule, ABC):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy at the start of the run must be kept."""
+        """True if the policy at the start of the run must be kept as reference."""
         return False
 
     @property
     def needs_states(self) -> bool:
-        """Return whether :meth:`advantages` compares turns with equal observations."""
+        """True if :meth:`advantages` compares turns with equal observations."""
         return False
 
     def advantages(self, rollout: Rollout) -> Credit:
@@ -175,7 +176,7 @@ class GradientModule(PolicyModule, ABC):
         sizes = () if self.loss_normalisation == "sum" else step_sizes(self, mask)
         if len(batch) == 0:
             loss = no_op_loss(self.policy, batch)
-            self.record("train/loss", loss)  # 0: the other ranks divide their losses by the mean number over all ranks
+            self.record("train/loss", loss)  # 0; the losses of the other ranks are divided by a mean over all ranks
             self._check_target_kl(loss.new_zeros(0))
             return loss
 
@@ -262,8 +263,9 @@ class GradientModule(PolicyModule, ABC):
     def record_all(self, metrics: Mapping[str, Tensor]) -> None:
         """Add values to the means that are logged at the end of this collection.
 
-        Only of ``train/ratio_error`` the maximum is logged: under this name that of the first minibatch, which shows
-        whether sampling and training agree, and as ``train/ratio_error_max`` that of all minibatches.
+        ``train/ratio_error`` is an exception, because its maxima are logged: under this name the maximum over the first
+        minibatch, which shows whether sampling and training agree, and under ``train/ratio_error_max`` the maximum over
+        all minibatches.
         """
         for name, values in metrics.items():
             if name != "train/ratio_error":
@@ -284,7 +286,7 @@ class GradientModule(PolicyModule, ABC):
         data = self.run_data
         if not isinstance(data, RolloutDataModule):
             return
-        sample = data.sample(_MEASURED_SHARE, *_MEASURED)
+        sample = data.sample(_MEASURED_SHARE, *_MEASURED_TURNS)
         with self.trainer.precision_plugin.forward_context():
             if len(sample) == 0:
                 no_op_loss(self.policy, sample)
@@ -297,10 +299,10 @@ class GradientModule(PolicyModule, ABC):
     # -- callbacks and weights --------------------------------------------------------------------------------------
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Add the callback that collects rollouts, where the data module holds some and the trainer has none yet.
+        """Add :class:`VectorEnvRollouts` if the data module stores rollouts and the trainer has no such callback yet.
 
-        It goes before the user's callbacks, which find the collection of their epoch in the buffer, and after
-        :class:`ConsoleProgress`, which reports an epoch before the next collection.
+        It is inserted before the user's callbacks, so that they find the collection of their epoch in the buffer, and
+        after :class:`ConsoleProgress`, which reports an epoch before the next collection starts.
         """
         trainer = cast(Any, self.trainer)
         collects = isinstance(trainer.datamodule, RolloutDataModule)
@@ -325,7 +327,7 @@ class GradientModule(PolicyModule, ABC):
 
     @property
     def overwritten_names(self) -> set[str]:
-        """Names of frozen weights that ``init_from`` replaced, and which the base model does not contain."""
+        """Names of frozen weights that ``init_from`` replaced, so that they differ from those of the base model."""
         return self._overwritten
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -348,7 +350,7 @@ class GradientModule(PolicyModule, ABC):
         if saved.get("start", "") != self._start:
             raise ValueError(
                 f"model.init_from is {self.init_from!r}, whose weights differ from those that the run of ckpt_path "
-                "started from; resume with the same, they define the reference policy."
+                "started from; resume with the same weights, because they define the reference policy."
             )
         super().on_load_checkpoint(checkpoint)
         self.skip_updates = bool(saved.get("skip_updates", False))
@@ -359,7 +361,8 @@ class GradientModule(PolicyModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """Return the optimiser of the trainable weights and its schedule per optimiser step."""
-        fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # which cannot clip for a fused optimiser
+        # Lightning's MixedPrecision cannot clip the gradients of a fused optimiser.
+        fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)
         return self.optimizer.make([{"params": self._trained}], self.trainer.estimated_stepping_batches, fused)
 
     def on_fit_start(self) -> None:
@@ -378,7 +381,10 @@ class GradientModule(PolicyModule, ABC):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Take a step unless the rest of the collection is skipped: Adam changes weights even if gradients are 0."""
+        """Take an optimiser step, unless the rest of the collection is skipped.
+
+        A skipped step is not taken with gradients of 0, because Adam would still change the weights.
+        """
         if self.skip_updates and optimizer_closure is not None:
             optimizer_closure()
             self.finite_steps.forget()

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 _MAX_SKIPPED = 10
 """Number of consecutive optimiser steps that may be skipped because their gradients are not finite."""
-_NONE = 2**31 - 1
+_NO_MINIBATCH = 2**31 - 1
 """Sentinel: no minibatch had a loss that is not finite."""
 
 
@@ -75,16 +75,20 @@ class FiniteSteps:
 
     def _check_losses(self, losses: Iterable[tuple[int, Tensor]]) -> None:
         bad = [minibatch for minibatch, loss in losses if not math.isfinite(float(loss))]
-        first = torch.tensor(min(bad, default=_NONE), device=self._module[0].device)
+        first = torch.tensor(min(bad, default=_NO_MINIBATCH), device=self._module[0].device)
         found = int(self._trainer.strategy.reduce(first, reduce_op="min"))
-        if found != _NONE:
+        if found != _NO_MINIBATCH:
             raise ValueError(f"train/loss is not finite in {self._place(found)}; {_ADVICE}.")
 
     def require(self, name: str, value: Tensor | float) -> None:
-        """Check that a number, which must be the same on all ranks, is finite.
+        """Check that a number is finite.
+
+        Args:
+            name: name of the number, for the error message.
+            value: the number, ``()``, which must be the same on all ranks.
 
         Raises:
-            ValueError: If it is not finite.
+            ValueError: If the number is not finite.
         """
         if not math.isfinite(float(value)):
             raise ValueError(f"{name} is not finite in collection {self._collection}; {_ADVICE}.")
@@ -95,7 +99,7 @@ class FiniteSteps:
         return skipped
 
     def state(self) -> list[int]:
-        """Return the numbers of steps skipped since the last logged row, and in a row."""
+        """Return the number of steps skipped since the last logged row, and the number of consecutive skipped steps."""
         return [self._skipped, self._in_a_row]
 
     def load(self, state: list[int]) -> None:
@@ -120,7 +124,7 @@ class FiniteSteps:
         return f"minibatch {minibatch + 1} of collection {self._collection}"
 
 
-_ADVICE = "the run stops and its last checkpoint is unchanged, try a smaller learning rate or check the rewards"
+_ADVICE = "the run stops and its last checkpoint is unchanged; try a smaller learning rate or check the rewards"
 
 
 @torch.no_grad()
@@ -154,7 +158,10 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self._came, self._abandons = 0, False
+        self._received = 0
+        """Number of the signal that was received; 0 for none."""
+        self._abandons = False
+        """Whether a signal aborts the current work, inside :meth:`abandonable`."""
         self._handlers: dict[int, Any] = {}
         self._trainer: L.Trainer | None = None
         self._write: Callable[[], Path] = Path
@@ -167,7 +174,7 @@ class Interruption:
             write: writes a checkpoint and returns its path; all ranks call it.
         """
         self._trainer, self._write = trainer, write
-        self._came = signal.SIGTERM if trainer.received_sigterm else 0
+        self._received = signal.SIGTERM if trainer.received_sigterm else 0
         if threading.current_thread() is threading.main_thread():
             self._handlers = {number: signal.signal(number, self._note) for number in _SIGNALS}
 
@@ -178,14 +185,15 @@ class Interruption:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._came:
+        if self._received:
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
-        self._came = number
+        self._received = number
         name = signal.Signals(number).name
-        os.write(2, f"{name}: a checkpoint is written at the next whole step, Ctrl-C again ends at once.\n".encode())
+        text = f"{name}: the run ends with a checkpoint after the current step; press Ctrl-C again to end it at once.\n"
+        os.write(2, text.encode())
         if self._abandons:
             self._abandons = False
             raise _AbandonedError
@@ -206,7 +214,7 @@ class Interruption:
             result = work()
         except (_AbandonedError, Exception) as error:
             if not isinstance(error, _AbandonedError):
-                if not (self._came and self._trainer):
+                if not (self._received and self._trainer):
                     raise
                 logging.getLogger("lrl.trace").debug("raised after the signal", exc_info=True)
         self.check()
@@ -215,7 +223,7 @@ class Interruption:
     @contextmanager
     def abandonable(self) -> Iterator[None]:
         """Let a signal abort this part of :meth:`attempt`, which must make no collective calls."""
-        if self._trainer is not None and self._came:
+        if self._trainer is not None and self._received:
             raise _AbandonedError
         self._abandons = self._trainer is not None
         try:
@@ -231,10 +239,10 @@ class Interruption:
         """
         if self._trainer is None:
             return
-        number = self._came
+        number = self._received
         if self._trainer.world_size > 1:
-            came = torch.tensor(number, device=self._trainer.strategy.root_device)
-            number = int(self._trainer.strategy.reduce(came, reduce_op="max"))
+            received = torch.tensor(number, device=self._trainer.strategy.root_device)
+            number = int(self._trainer.strategy.reduce(received, reduce_op="max"))
         if number:
             path, name = os.path.relpath(self._write()), signal.Signals(number).name
             if self._trainer.is_global_zero:
@@ -245,14 +253,14 @@ class Interruption:
 
 # Signals in whose handlers a checkpoint is written.
 
-_USUAL = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
+_USER_SIGNALS = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
 
 
 def requeue_signals(trainer: L.Trainer) -> set[int]:
-    """Return the signals that Slurm may send before the time limit, in whose handlers Lightning 2.6.6 saves."""
+    """Return the signals that Slurm may send before the time limit; Lightning 2.6.6 saves in their handlers."""
     environment = getattr(trainer.strategy, "cluster_environment", None)
     configured = getattr(environment, "requeue_signal", None)
-    return {*_USUAL, *([] if configured is None else [configured])}
+    return {*_USER_SIGNALS, *([] if configured is None else [configured])}
 
 
 class DeferredSignals:
@@ -272,7 +280,7 @@ class DeferredSignals:
         """Whether weights are changing; it stays true after an error in the block, which leaves no consistent state."""
         self._signals = signals or set()
         self._handlers: dict[int, Any] = {}
-        self._came: list[int] = []
+        self._received: list[int] = []
 
     def __enter__(self) -> None:
         self.inside = True
@@ -285,8 +293,8 @@ class DeferredSignals:
                 signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number not in self._came:
-            self._came.append(number)
+        if number not in self._received:
+            self._received.append(number)
 
     def __exit__(self, error: type[BaseException] | None = None, *_: object) -> None:
         """Raise the signals that were received."""
@@ -294,6 +302,6 @@ class DeferredSignals:
         handlers, self._handlers = self._handlers, {}
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        came, self._came = self._came, []
-        for number in came if error is None else ():
+        received, self._received = self._received, []
+        for number in received if error is None else ():
             signal.raise_signal(number)

@@ -11,7 +11,7 @@ State = dict[str, tuple[float, int]]
 """For each name the sum and the number of recorded values, or the maximum and 0; empty if nothing was recorded."""
 
 _PENDING = 500
-"""Number of records that are kept on their device before their values are read together, which waits for the device."""
+"""Maximum number of records whose values stay on their device; they are read together, because reading waits for it."""
 
 
 class MetricMeans:

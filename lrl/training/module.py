@@ -32,7 +32,7 @@ from lrl.policies.policy import Policy
 from lrl.rollouts.examples import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State
-from lrl.training.resume import check_settings, mend_loops, read_whole, settings_of
+from lrl.training.resume import check_settings, correct_loop_counters, read_whole, settings_of
 
 
 class RunModule(L.LightningModule, ABC):
@@ -51,7 +51,7 @@ class RunModule(L.LightningModule, ABC):
         self._settings: dict[str, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; that of Lightning's current hook bypasses ``nn.Module``, which is slow."""
+        """Set an attribute; ``_current_fx_name``, which Lightning sets at each hook, bypasses ``nn.Module``."""
         if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
@@ -125,7 +125,7 @@ class RunModule(L.LightningModule, ABC):
             raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
         if resumes:
             self._validated = saved.get("validated", -1)
-            mend_loops(checkpoint["loops"], self._validated)
+            correct_loop_counters(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
                 self._means.load(own_value(saved["meters"]))
 
@@ -204,7 +204,7 @@ class RunModule(L.LightningModule, ABC):
             for logger in self.trainer.loggers:
                 logger.log_metrics(row, step=int(step))
             callback_metrics = {name: torch.tensor(value) for name, value in means.items()}
-            self.trainer.callback_metrics.update(callback_metrics)  # log_dict takes a tenth of a small run's time
+            self.trainer.callback_metrics.update(callback_metrics)  # log_dict would take a tenth of a small run's time
 
     def publish_training(self) -> None:
         """Log the training metrics since the last row."""
@@ -232,7 +232,7 @@ def check_trainer(trainer: Any) -> None:
     """Check that the trainer has no settings or callbacks that are not supported.
 
     Raises:
-        ValueError: If it has one.
+        ValueError: If the trainer has a setting or a callback that is not supported.
     """
     for callback in trainer.callbacks:
         for kinds, reason in _UNSUPPORTED.items():
@@ -278,7 +278,11 @@ class PolicyModule(RunModule, ABC):
     # -- weights ----------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Connect the policy to its environment, and add few-shot examples if its prompt needs them."""
+        """Connect the policy to its environment, and add few-shot examples if its prompt needs them.
+
+        Raises:
+            ValueError: If the data module has no environment, or the policy cannot act in it.
+        """
         super().setup(stage)
         data = self.run_data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RunDataModule):
@@ -334,11 +338,16 @@ class PolicyModule(RunModule, ABC):
 
     @property
     def strict_loading(self) -> bool:
-        """Return False, because frozen weights are not saved; :meth:`on_load_checkpoint` compares names instead."""
+        """False, because frozen weights are not saved; :meth:`on_load_checkpoint` compares names instead."""
         return False
 
     @strict_loading.setter
     def strict_loading(self, strict_loading: bool) -> None:
+        """Reject every value.
+
+        Raises:
+            ValueError: If the property is set.
+        """
         raise ValueError("strict_loading cannot be set, because checkpoints contain trainable weights only.")
 
     @property

@@ -43,7 +43,7 @@ class OptimizerConfig:
             fused: whether AdamW updates all weights in one kernel.
 
         Raises:
-            ValueError: If there is a schedule and the run has no limit.
+            ValueError: If the learning rate is not constant and the run has no limit.
         """
         if self.factory is not None:
             optimizer = self.factory(groups)

@@ -16,9 +16,9 @@ from lrl.evaluation.report import results_table, write_json
 from lrl.registry import register
 
 _LINES = 20
-"""Number of logged lines of a run."""
+"""Number of lines that a run logs, at equal distances."""
 _LONG_PASS = 100
-"""Least number of batches of a pass over data that is reported in parts."""
+"""Minimum number of batches of a pass within which lines are logged."""
 _SHOWN = {
     "rollout/return": "return",
     "search/best_return": "best",
@@ -31,6 +31,7 @@ _SHOWN = {
     "val/exact_success": "val exact success",
     "val/r2": "val R2",
 }
+"""Labels of the metrics that are shown, by name."""
 
 
 @register

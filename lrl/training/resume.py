@@ -129,7 +129,7 @@ def arguments_of(value: Any) -> dict[str, Any]:
 
 
 def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any], resumes: bool = True) -> None:
-    """Check that a resumed run has the same settings of what it samples and trains on.
+    """Check that the settings that determine what a run samples and trains on have not changed.
 
     Args:
         saved: entry ``lrl`` of the checkpoint.
@@ -158,7 +158,7 @@ def _differences(key: str, now: Any, before: Any) -> list[tuple[str, Any, Any]]:
     return [found for name in names for found in _differences(f"{key}.{name}", now.get(name), before.get(name))]
 
 
-def mend_loops(loops: dict[str, Any], validated: int) -> None:
+def correct_loop_counters(loops: dict[str, Any], validated: int) -> None:
     """Rewrite the saved counters of Lightning's loops so that a resumed run neither repeats nor skips a minibatch.
 
     Lightning 2.6.6 infers from differences between its counters at which hook a checkpoint was written, but does not

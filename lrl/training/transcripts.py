@@ -23,8 +23,8 @@ class Transcripts(L.Callback):
     run trains on the stored turns without playing the episodes again.
 
     Args:
-        every_n_collections: number of collections between two that are written.
-        episodes: number of episodes per collection.
+        every_n_collections: one in this many collections is written, beginning with the first.
+        episodes: number of episodes to write per collection.
     """
 
     def __init__(self, every_n_collections: PositiveInt = 10, episodes: PositiveInt = 4) -> None:
@@ -86,7 +86,11 @@ def write_episodes(folder: Path, collection: int, episodes: Sequence[Mapping[str
 def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
     """Yield the episodes of up to ``limit`` evenly spaced environments as JSON objects.
 
-    If episodes continue in the next collection, the first and the last of an environment may be incomplete.
+    If episodes continue in the next collection, the first and the last episode of an environment may be incomplete.
+
+    Args:
+        rollout: the rollout.
+        limit: maximum number of environments.
     """
     num_envs = rollout.active.shape[1]
     for env in sorted({index * num_envs // limit for index in range(min(limit, num_envs))}):
@@ -120,7 +124,12 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
 
 
 def readable(collection: int, episode: Mapping[str, Any]) -> str:
-    """Return one episode as readable text."""
+    """Return one episode as readable text.
+
+    Args:
+        collection: index of the collection.
+        episode: an episode in the format of :func:`episodes_of`.
+    """
     end = next((end for end in ("terminated", "truncated") if episode[end]), "goes on")
     head = f"=== collection {collection}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"
     turns = [

@@ -14,7 +14,7 @@ from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_field
 from lrl.training.gradient_module import GradientModule
 from lrl.types import TurnBatch
 
-_READ = {"lbfgs": ("iterations",), "adam": ("lr", "num_epochs", "num_minibatches")}
+_SETTINGS_OF = {"lbfgs": ("iterations",), "adam": ("lr", "num_epochs", "num_minibatches")}
 """The settings that each method uses, besides ``l2``."""
 
 
@@ -39,7 +39,7 @@ class ValueFit:
         check_fields(self, "ValueFit")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("method", "l2", *_READ[self.method]) and value != field.default:
+            if field.name not in ("method", "l2", *_SETTINGS_OF[self.method]) and value != field.default:
                 raise ValueError(
                     f"ValueFit.{field.name} is {value}; it must be left out, {self.method} does not read it."
                 )

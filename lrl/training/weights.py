@@ -90,7 +90,7 @@ def own_weights(policy: nn.Module) -> dict[str, tuple[str, Tensor]]:
 
 
 def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str, partial: bool = False) -> set[str]:
-    """Copy ``weights`` into ``policy`` by name, with or without adapters.
+    """Copy ``weights`` into ``policy`` by name; the parts of names that peft adds are ignored.
 
     Args:
         policy: configured policy.
@@ -126,17 +126,18 @@ def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str, par
 def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str) -> None:
     """Raise if only some of the trained weights, or only some of the frozen ones, are given.
 
-    With adapters, some weights of the base may be given: those that an earlier ``init_from`` replaced. A critic or head
-    that is not given at all keeps its initial weights. If only a value head is given, everything else does.
+    If adapters are given, some weights of the base may be given as well: those that an earlier ``init_from`` replaced.
+    A critic or head of which no weight is given keeps its initial weights. If only a value head is given, all other
+    weights are kept.
     """
     covered = {id(tensor) for tensor in given.values()}
     kinds = {tensor.requires_grad for tensor in given.values() if isinstance(tensor, nn.Parameter)}
     if any(".lora_" in name for name in given):
         kinds.discard(False)
     parts = {name.split(".")[0] for name in given}
-    afresh = {"value_head", "critic", "layers", "head"} - parts
+    optional = {"value_head", "critic", "layers", "head"} - parts
     if parts == {"value_head"}:
-        afresh.add("language_model")
+        optional.add("language_model")
     missing = [
         name
         for name, parameter in policy.named_parameters()
@@ -144,7 +145,7 @@ def _check_complete(policy: nn.Module, given: Mapping[str, Tensor], source: str)
         and parameter.requires_grad in kinds
         and ".reference." not in name
         and ".original_module." not in name
-        and name.split(".")[0] not in afresh
+        and name.split(".")[0] not in optional
         and ".critic." not in name  # the critic's adapter
     ]
     if any(name.startswith("layers.") for name in given):  # a head needs the statistics of its inputs
@@ -161,8 +162,7 @@ def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
         mesh: device meshes ``data_parallel`` and ``tensor_parallel`` of ``ModelParallelStrategy``.
 
     Raises:
-        ValueError: If tensor parallelism is configured, or a trained weight cannot be sharded. Quantised weights are
-            blocks of 4 bits that cannot be split.
+        ValueError: If tensor parallelism is configured, or a weight cannot be sharded, such as a quantised one.
     """
     if mesh["tensor_parallel"].size() > 1:
         raise ValueError(
@@ -187,7 +187,10 @@ def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
             if model is not None:
                 shard(model, mesh["data_parallel"])
     if any(weight.requires_grad and not isinstance(weight, DTensor) for weight in policy.parameters()):
-        raise ValueError(f"trainer.strategy shards, which {type(policy).__name__} cannot be; it must be ddp.")
+        raise ValueError(
+            f"trainer.strategy shards the weights (FSDP2), but a {type(policy).__name__} has weights that cannot be "
+            "sharded; it must be ddp."
+        )
 
 
 # Adapters of another shape than the policy's, which are merged into the base weights.

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.evaluation.episode_records import film, watch_episode, write_video
+from lrl.evaluation.episode_records import record_video, watch_episode, write_video
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_baseline
 from lrl.policies.baselines import FixedActor
@@ -77,7 +77,7 @@ def test_the_drawing_is_of_the_state_before_the_action():
 
 def test_a_video_has_one_picture_per_turn(tmp_path):
     loaded = load_baseline("random", GymnasiumEnvs("CartPole-v1"))
-    turns = film(loaded.policy, loaded.env_factory, 0, SEED, tmp_path / "deep" / "episode.mp4")
+    turns = record_video(loaded.policy, loaded.env_factory, 0, SEED, tmp_path / "deep" / "episode.mp4")
     frames = imageio.v3.imread(tmp_path / "deep" / "episode.mp4")
     assert len(frames) == turns == len(list(watch_episode(loaded.policy, loaded.env_factory, 0, SEED)))
     assert frames.shape[1:] == (400, 600, 3) and frames[0].std() > 0
