@@ -19,7 +19,11 @@ from transformers.utils.logging import disable_progress_bar
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one benchmark; its ``main`` yields a report, or several as it proceeds, which replace each other."""
+    """Run one benchmark, and write its report to a file; a benchmark may yield several, each replacing the one before.
+
+    Args:
+        arguments: command-line arguments; None means ``sys.argv[1:]``.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subparsers = parser.add_subparsers(dest="benchmark", required=True)
     files = Path(__file__).with_name("benchmarks").glob("*.py")

@@ -40,7 +40,7 @@ def _steps(number: int, side: str) -> str:
 
 
 def room(rng: random.Random) -> tuple[list[str], dict[str, tuple[str, str]]]:
-    """Return the lines of an observation, and each object's place in full and abbreviated."""
+    """Return the lines of an observation, and the place of each object by its name: in full, and abbreviated."""
     names = [f"{color} {kind}" for color in GRAMMAR["color"] for kind in GRAMMAR["object"]]
     places = [(side, ahead) for side in range(-3, 4) for ahead in range(7) if (side, ahead) != (0, 0)]
     count = rng.randint(1, 6)
@@ -72,10 +72,10 @@ def where(rng: random.Random) -> tuple[str, Answer]:
         if carried and carried not in found:
             lines.insert(1, f"You carry a {carried}")
         if wanted in found:
-            told = f"{wanted} {found[wanted][1]}"
+            summary = f"{wanted} {found[wanted][1]}"
         else:
-            told = f"carry {wanted}" if f"You carry a {wanted}" in lines else f"no {wanted}"
-        answer += [(f" {told}", True), (",", True)]
+            summary = f"carry {wanted}" if f"You carry a {wanted}" in lines else f"no {wanted}"
+        answer += [(f" {summary}", True), (",", True)]
     short = rng.random() < 0.8
     for name in rng.choices(list(found), k=6):
         answer += [(f" {name}", False), (f" {found[name][short]}", True), (",", True)]
@@ -105,12 +105,12 @@ def look_back(model: Any) -> None:
     table += 2 * table.norm(dim=1).mean() * common
     share = (torch.nn.functional.normalize(table, dim=1) @ common).mean() * math.sqrt(config.hidden_size)
     waves = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
-    heard = (torch.arange(half) < WAVES) * math.sqrt(SHARPNESS)
+    scales = (torch.arange(half) < WAVES) * math.sqrt(SHARPNESS)  # 0 for the frequencies that are not used
     attention = model.model.layers[0].self_attn
     for head, offset in enumerate(OFFSETS):
         rows = slice(head * config.head_dim, (head + 1) * config.head_dim)
-        query = torch.cat([torch.cos(waves * offset) * heard, -torch.sin(waves * offset) * heard])
-        key = torch.cat([heard, torch.zeros(half)])
+        query = torch.cat([torch.cos(waves * offset) * scales, -torch.sin(waves * offset) * scales])
+        key = torch.cat([scales, torch.zeros(half)])
         attention.q_proj.weight[rows] = torch.outer(query, common) / share
         attention.k_proj.weight[rows] = torch.outer(key, common) / share
 
@@ -179,7 +179,13 @@ def accuracy(model: Any, tokenizer: Any, count: int = 200) -> float:
 
 
 def build(*, output: Path = Path("assets/reader-lm"), seed: int = 0, steps: int = 900) -> None:
-    """Build and save the model and its tokenizer."""
+    """Build and save the model and its tokenizer.
+
+    Args:
+        output: folder to write.
+        seed: seed of the initial weights and of the training data.
+        steps: number of training steps.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(ASSETS)

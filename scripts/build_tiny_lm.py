@@ -44,7 +44,7 @@ MAX_TOKENS = 2048
 
 
 def say(rng: random.Random, text: str, **given: str) -> str:
-    """Replace each ``{symbol}`` by its given text, or by one of the grammar's texts for it."""
+    """Replace each ``{symbol}`` by its text in ``given``, or by a random one of the grammar's texts for it."""
     return re.sub(
         r"\{([a-z ]+)\}", lambda found: given.get(found[1]) or say(rng, rng.choice(GRAMMAR[found[1]]), **given), text
     )
@@ -72,9 +72,10 @@ def numbers(rng: random.Random) -> str:
     return "\n".join(f"{say(rng, '{quantity}')} {value}" for value in decimals)
 
 
-# -- scenes: what the system text says, what is observed, what may be answered ----------------------------------------
+# -- scenes: description of an environment, its observations and its actions -------------------------------------------
 
 Speak = Callable[[random.Random], str]
+"""Function that returns a random text."""
 OBSERVE: dict[str, Speak] = {
     "lake": lake,
     "numbers": numbers,
@@ -88,8 +89,11 @@ class Scene:
     """One generated environment."""
 
     description: str
+    """Description for the system message."""
     observe: Speak
+    """Returns a random observation."""
     act: Speak
+    """Returns a random action."""
 
 
 def frozen_lake(rng: random.Random) -> Scene:
@@ -276,7 +280,14 @@ def train(model: Any, stream: Iterator[tuple[Tensor, Tensor]], steps: int, peak:
 
 
 def build(*, output: Path = Path("assets/tiny-lm"), seed: int = 0, steps: int = 600, batch_tokens: int = 5000) -> None:
-    """Build and save the model and its tokenizer."""
+    """Build and save the model and its tokenizer.
+
+    Args:
+        output: folder to write.
+        seed: seed of the tokenizer's texts, the initial weights and the training data.
+        steps: number of training steps.
+        batch_tokens: maximum number of tokens of a batch, padding included.
+    """
     tokenizer = build_tokenizer(seed)
     model = build_model(tokenizer, seed)
     train(model, batches(tokenizer, seed, steps, batch_tokens), steps)

@@ -29,7 +29,7 @@ COMMANDS = {
     "zero_shot": "evaluate a pretrained language model that lrl has not trained, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
     "search_table": "search for small policies on the tasks of ProPS, and compare with its published figures",
-    "synthetic_search": "write histories to learn searching from, or compare searchers on held-out functions",
+    "synthetic_search": "write histories on which a model learns to search, or compare searchers",
     "expert_q": "write the Q-values of a FrozenLake expert as CSV",
 }
 """The other subcommands; each is a module of :mod:`lrl.cli` with its name, unless it is in :data:`MODULES`."""

@@ -88,7 +88,10 @@ class DecimalCodec(NumberCodec):
 
     def decode(self, texts: Sequence[str]) -> np.ndarray:
         """Parse finite decimals with any number of digits; float64 ``(dimension,)``."""
-        numbers = [float(text) for text in _matched(_DECIMAL, texts)]
+        for text in texts:
+            if not _DECIMAL.fullmatch(text):
+                raise InvalidActionError(f"{text[:20]!r} is not a decimal number")
+        numbers = [float(text) for text in texts]
         for number, text in zip(numbers, texts, strict=True):
             if math.isinf(number):
                 raise InvalidActionError(f"{text[:20]!r}.. is beyond the largest number of 64 bits")
@@ -195,13 +198,6 @@ def split_numbers(text: str, size: int, separator: str = ",") -> list[str]:
         form = "numbers separated by commas" if separator == "," else "lines"
         raise InvalidActionError(f"there must be {size} {form}, not {len(items)}")
     return items
-
-
-def _matched(pattern: re.Pattern[str], texts: Sequence[str]) -> Sequence[str]:
-    for text in texts:
-        if not pattern.fullmatch(text):
-            raise InvalidActionError(f"{text[:20]!r} is not a decimal number")
-    return texts
 
 
 def is_valid_range(low: float, high: float) -> bool:

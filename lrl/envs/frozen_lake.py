@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium as gym
 import numpy as np
@@ -28,7 +28,7 @@ from lrl.rewards.reward import Row
 Split = Literal["train", "test", "all"]
 """Split of random maps: a hash of the map assigns a fifth of all maps to ``test``, and the others to ``train``."""
 
-_SPLITS = ("train", "test", "all")
+
 _TEST_INTERVAL = 5
 """One in this many maps belongs to the test split, on average."""
 
@@ -142,8 +142,8 @@ class RandomMapsEnv(FrozenLakeEnv):
 
 
 def _validate(split: str, size: int, p: float) -> None:
-    if split not in _SPLITS:
-        raise ValueError(f"split is {split!r}; it must be one of {', '.join(_SPLITS)}.")
+    if split not in get_args(Split):
+        raise ValueError(f"split is {split!r}; it must be one of {', '.join(get_args(Split))}.")
     if size < 2:
         raise ValueError(f"size is {size}; it must be at least 2.")
     if not 0 < p <= 1:

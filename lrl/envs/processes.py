@@ -226,7 +226,8 @@ class SeparateEnvs(SyncVectorEnv):
         for row in np.flatnonzero(mask).tolist():
             self._env_obs[row], infos[row] = self.envs[row].reset(seed=seeds[row], options=options)
         if not mask.all():
-            self._env_obs = [self._empty() if one is None else one for one in self._env_obs]
+            empty = empty_observation(self.single_observation_space)  # of copies that have never been reset
+            self._env_obs = [empty if one is None else one for one in self._env_obs]
         self.idle = self.idle & ~mask
         return self._batch(), self._infos(infos)
 
@@ -248,9 +249,6 @@ class SeparateEnvs(SyncVectorEnv):
         space = self.single_observation_space
         with np.errstate(over="ignore"):  # numbers too large for float32 become infinite; check_batch reports these
             return concatenate(space, self._env_obs, create_empty_array(space, self.num_envs, fn=np.empty))
-
-    def _empty(self) -> Any:
-        return empty_observation(self.single_observation_space)
 
     def _infos(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Return one array ``(env,)`` per name in the infos of the copies."""

@@ -50,7 +50,7 @@ class Comparison:
 
     @property
     def mean(self) -> float:
-        """Mean difference."""
+        """Mean of the differences over pairs."""
         return float(self.differences.mean())
 
     @property

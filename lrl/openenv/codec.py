@@ -13,8 +13,8 @@ from lrl.registry import register
 
 _OWN_FIELDS = ("metadata", "reward", "done")
 """Fields of the protocol, which are neither part of an action nor shown to the policy."""
-_MOST_NAMES = 100
-"""Size of the range of integers from which actions are not listed one by one."""
+_MAX_NAMES = 100
+"""Maximum number of integers in a range whose values are listed one by one as actions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class OpenEnvCodec(TextCodec):
 
     @property
     def action_space(self) -> None:
-        """None: the native actions are messages of the environment."""
+        """Always None, because the native actions are JSON objects."""
         return None
 
     @property
@@ -120,7 +120,7 @@ class OpenEnvCodec(TextCodec):
 
     @property
     def default_action_text(self) -> str:
-        """Text of the first legal action, else of the schema's default or first example, else nothing."""
+        """Text of the first legal action, else of the schema's default or its first example, else an empty text."""
         if self._names:
             return super().default_action_text
         given = [self._value["default"]] if "default" in self._value else self._value.get("examples", [])
@@ -145,7 +145,7 @@ class OpenEnvCodec(TextCodec):
         return "\n".join(f"{key}: {_text(one)}" for key, one in shown.items())
 
     def text_to_action(self, text: str) -> dict[str, Any]:
-        """Parse the text of an action into the JSON object that the environment is sent.
+        """Parse the text of an action into the JSON object that is sent to the environment.
 
         Raises:
             InvalidActionError: If ``text`` does not fit the schema.
@@ -195,13 +195,13 @@ def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapp
 
 
 def _values_by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a schema with finitely many of them, by their texts."""
+    """Return the values that a schema allows, by their texts; empty if there are not finitely many or too many."""
     low, high = _bounds(schema)
     if "enum" in schema or "const" in schema:
         values = list(schema.get("enum", (schema.get("const"),)))
     elif schema.get("type") == "boolean":
         values = [True, False]
-    elif schema.get("type") == "integer" and high - low < _MOST_NAMES:
+    elif schema.get("type") == "integer" and high - low < _MAX_NAMES:
         values = list(range(int(low), int(high) + 1))
     else:
         values = []
@@ -209,14 +209,14 @@ def _values_by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bounds(schema: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the smallest and the largest number of a schema, infinite where it names none."""
+    """Return the smallest and the largest number that a schema allows; infinite if it has no such bound."""
     step = 1 if schema.get("type") == "integer" else 0
     low = schema.get("minimum", schema.get("exclusiveMinimum", -math.inf) + step)
     return low, schema.get("maximum", schema.get("exclusiveMaximum", math.inf) - step)
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Describe what a value must be."""
+    """Describe a value of a schema in words: by the schema's own description, or else by its type."""
     described = schema.get("description")
     names = {"string": "text", "integer": "an integer", "number": "a number", "array": "a JSON list"}
     return str(described or names.get(str(schema.get("type", "")), "a JSON value"))

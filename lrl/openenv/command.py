@@ -89,7 +89,7 @@ def write_package(folder: Path, envs: GymnasiumEnvs, reward_range: tuple[float, 
     envs.check("env", "direct")
     name = re.sub(r"\W+", "_", envs.id.lower()).strip("_")
     numbers = None if envs.numbers is None else vars(envs.numbers)
-    words = {
+    values = {
         "id": envs.id,
         "name": name,
         "dashed": name.replace("_", "-"),
@@ -105,7 +105,7 @@ def write_package(folder: Path, envs: GymnasiumEnvs, reward_range: tuple[float, 
     templates = yaml.safe_load(Path(__file__).with_name("package.yaml").read_text(encoding="utf-8"))
     for path, template in templates.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(template.format(**words), encoding="utf-8")
+        (folder / path).write_text(template.format(**values), encoding="utf-8")
 
 
 main = command(serve_env)

@@ -1,4 +1,4 @@
-"""Factory of text environments that OpenEnv's protocol gives access to."""
+"""Factory of text environments that are played by OpenEnv's protocol."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class OpenEnvEnv(gym.Env):
 
         Args:
             seed: sent as ``seed``; None sends none.
-            options: only ``noise_seed`` is sent, which servers other than ours ignore.
+            options: only ``noise_seed`` is sent, which only the server of lrl uses.
 
         Raises:
             EnvironmentFailedError: If the connection is lost or the environment reports an error.
@@ -231,7 +231,7 @@ class OpenEnvEnvs(EnvFactory):
 
     @property
     def id(self) -> str:
-        """Return the URL or the class of the environment."""
+        """The URL or the class of the environment."""
         return self.url or str(self.environment)
 
     @functools.cached_property

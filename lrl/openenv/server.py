@@ -94,7 +94,7 @@ class ServedEnvironment:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return the identity of the episode and the number of its steps."""
+        """The ID of the episode and the number of its steps, by the names in :data:`STATE_SCHEMA`."""
         return {"episode_id": self._episode_id, "step_count": self._step_count}
 
     def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +167,11 @@ class ServedEnvironment:
 
 
 def make_environment(envs: GymnasiumEnvs) -> ServedEnvironment:
-    """Create an environment to serve."""
+    """Create an environment to serve.
+
+    Raises:
+        ValueError: If the environment cannot be created.
+    """
     vectorized: Any = envs.with_settings(vectorization="sync").make(1, "direct")
     return ServedEnvironment(vectorized.envs[0])
 
@@ -192,7 +196,10 @@ def _seed(name: str, value: Any) -> int | None:
 
 
 def _observation(text: str, reward: float | None, terminated: bool, truncated: bool, info: Any) -> dict[str, Any]:
-    """Return the data of an observation; clients read metadata inside or outside of it, so that both contain them."""
+    """Return the data of an observation.
+
+    The metadata are stored both inside and outside of ``observation``, because clients read either of them.
+    """
     metadata = {"terminated": terminated, "truncated": truncated}
     for name, value in info.items():
         known = name in ("success", "action_valid", "invalid_reason", "clipped_numbers")

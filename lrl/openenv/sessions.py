@@ -22,7 +22,7 @@ _PING_TIMEOUT = 20.0
 
 
 class SessionError(ValueError):
-    """Raised for a connection that is lost, a server that reports an error, and an environment that raises one."""
+    """Raised if a connection is lost, a server reports an error, or an environment in this process raises one."""
 
 
 class InvalidPayloadError(SessionError):
@@ -36,7 +36,9 @@ class Outcome:
     observation: Mapping[str, Any]
     """The observation's fields without ``metadata``."""
     reward: float
+    """Reward of the step; 0 after a reset."""
     done: bool
+    """Whether the episode has ended."""
     metadata: Mapping[str, Any]
     """Further values that an environment reports, such as ``truncated``."""
 
@@ -196,8 +198,8 @@ Session = SocketSession | LocalSession
 def _sentence(data: Mapping[str, Any]) -> str:
     """Return the message of a server's error with the reasons of a failed validation."""
     reasons = [str(one.get("msg", "")) for one in data.get("errors") or () if isinstance(one, dict)]
-    told = "; ".join(filter(None, [str(data.get("message") or ""), *reasons]))
-    return reason_of(told) if told else "unknown error"
+    text = "; ".join(filter(None, [str(data.get("message") or ""), *reasons]))
+    return reason_of(text) if text else "unknown error"
 
 
 def reason_of(error: Any) -> str:
@@ -207,11 +209,12 @@ def reason_of(error: Any) -> str:
 
 @dataclass(frozen=True)
 class UrlEndpoint:
-    """Address of an OpenEnv server."""
+    """Endpoint at the address of an OpenEnv server."""
 
     name: str
     """The URL."""
     timeout: float
+    """Maximum time to wait for a response, in seconds."""
 
     def card(self) -> tuple[str, Mapping[str, Any]]:
         """Return the description and the action schema of the environment, from ``/metadata`` and ``/schema``.
@@ -250,12 +253,14 @@ class UrlEndpoint:
 
 @dataclass(frozen=True)
 class LocalEndpoint:
-    """Class of environments in this process."""
+    """Endpoint of an environment class in this process."""
 
     name: str
-    """``module:Class``."""
+    """The class, as ``module:Class``."""
     kwargs: Mapping[str, Any]
+    """Arguments of the class."""
     action_type: str | None
+    """Class of the action, as ``module:Class``; None uses the annotation of ``step``."""
 
     def card(self) -> tuple[str, Mapping[str, Any]]:
         """Return the description of a new environment, and its action schema.
@@ -273,7 +278,7 @@ class LocalEndpoint:
         """Create an environment.
 
         Raises:
-            ValueError: If it cannot be created.
+            ValueError: If the environment cannot be created.
         """
         return LocalSession(self._make(), self._action_class())
 

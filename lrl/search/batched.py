@@ -36,7 +36,7 @@ class Dynamics(ABC):
     action_space: gym.Space
     """Action space of one copy."""
     noise_size: int = 0
-    """Number of random numbers that a copy uses in a step."""
+    """Number of random numbers that a copy uses in each step."""
 
     @abstractmethod
     def start(self, rng: np.random.Generator) -> np.ndarray:
@@ -99,9 +99,9 @@ class DynamicsEnv(gym.Env):
 
 
 class DynamicsVectorEnv(VectorEnv):
-    """Vectorized environment without autoreset.
+    """Vectorized environment with given transitions, without autoreset.
 
-    Copies whose episode has ended may be stepped together with the others; their results have no meaning.
+    Copies whose episode has ended may be stepped together with the others; their results must be ignored.
 
     Args:
         dynamics: transitions of the environment.
@@ -210,7 +210,7 @@ _LIMITS = np.array([2.4, 12 * 2 * math.pi / 360])
 
 
 class CartPole(Dynamics):
-    """Implements ``CartPole-v1``; states are float64 ``(copy, 4)`` and observations their float32."""
+    """Dynamics of ``CartPole-v1``; states are float64 ``(copy, 4)``, and observations are the states as float32."""
 
     def __init__(self) -> None:
         high = np.array([_LIMITS[0] * 2, np.inf, _LIMITS[1] * 2, np.inf], dtype=np.float32)
@@ -228,18 +228,19 @@ class CartPole(Dynamics):
         """Integrate by Euler's method; the reward of each step is 1."""
         theta, speed = states[:, 2], states[:, 3]
         cos, sin = np.cos(theta), np.sin(theta)
+        # As in Gymnasium: pushed is its `temp`, angular is its `thetaacc`.
         pushed = (np.where(actions == 1, _FORCE, -_FORCE) + _POLE_MOMENT * np.square(speed) * sin) / _MASS
-        turn = (_GRAVITY * sin - cos * pushed) / (_LENGTH * (4.0 / 3.0 - _POLE_MASS * np.square(cos) / _MASS))
+        angular = (_GRAVITY * sin - cos * pushed) / (_LENGTH * (4.0 / 3.0 - _POLE_MASS * np.square(cos) / _MASS))
         derivative = np.empty_like(states)
         derivative[:, ::2] = states[:, 1::2]
-        derivative[:, 1] = pushed - _POLE_MOMENT * turn * cos / _MASS
-        derivative[:, 3] = turn
+        derivative[:, 1] = pushed - _POLE_MOMENT * angular * cos / _MASS
+        derivative[:, 3] = angular
         states = states + _TAU * derivative
         return states, np.ones(len(states)), np.any(np.abs(states[:, ::2]) > _LIMITS, axis=1)
 
 
 class MountainCar(Dynamics):
-    """Implements ``MountainCar-v0``; states are float64 ``(copy, 2)`` and observations their float32."""
+    """Dynamics of ``MountainCar-v0``; states are float64 ``(copy, 2)``, and observations are the states as float32."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = _car_space(), spaces.Discrete(3)
@@ -261,7 +262,7 @@ class MountainCar(Dynamics):
 
 
 class MountainCarContinuous(Dynamics):
-    """Implements ``MountainCarContinuous-v0``; states and observations are float32 ``(copy, 2)``.
+    """Dynamics of ``MountainCarContinuous-v0``; states and observations are float32 ``(copy, 2)``.
 
     Gymnasium computes the first step of an episode in float64; here the initial state is rounded to float32 as well.
     """

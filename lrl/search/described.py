@@ -134,7 +134,9 @@ class EnvironmentFacts:
     world: str
     """The environment and the goal."""
     observation: str
+    """The numbers or the index of an observation."""
     actions: str
+    """The legal actions."""
     reward: str
     """The reward of a step."""
     end: str
@@ -191,6 +193,7 @@ class _Writer(string.Formatter):
     """Formatter with the conversion ``!w``, which writes a weight as a factor, and a weight of 1 as nothing."""
 
     def convert_field(self, value: Any, conversion: str | None) -> Any:
+        """Return a value after a conversion; ``w`` is this class's own."""
         if conversion == "w":
             return "" if value == 1 else f"{value:g} * "
         return super().convert_field(value, conversion)  # pyright: ignore[reportArgumentType]
@@ -205,7 +208,7 @@ def _arguments(native: Any) -> dict[str, Any]:
 
 
 def _sentence(text: str) -> str:
-    """Begin with a capital letter, unless the text begins with a number or the name of a variable."""
+    """Return the text with a capital first letter, unless it begins with a number or the name of a variable."""
     stripped = text.strip()
     return stripped[:1].upper() + stripped[1:] if stripped[:2].isalpha() else stripped
 
@@ -282,7 +285,7 @@ def _track_values(native: Any) -> dict[str, Any]:
 
 
 def _leg_values(native: Any) -> dict[str, Any]:
-    """Return the conditions under which a body on legs has fallen, and the steps that get no bonus for it."""
+    """Return when a body on legs has fallen, and which steps get no bonus because of it, in words."""
     arguments = _arguments(native)
     (lowest, highest), (back, front) = arguments["healthy_z_range"], arguments["healthy_angle_range"]
     height = f"{lowest:g} m or less" + f", or {highest:g} m or more" * bool(np.isfinite(highest))

@@ -14,7 +14,9 @@ from lrl.search.batched import Dynamics, DynamicsEnv, DynamicsVectorEnv, TableDy
 OPEN = ((0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8))
 """Pairs of neighbouring cells without a wall between them; the number of a cell is ``3 * row + column``."""
 GOAL = 8
+"""Number of the goal's cell in the maze."""
 _MOVES = (-3, 3, 1, -1)
+"""Change of the cell's number by the actions up, down, right and left."""
 _STEP_REWARD = -0.1 / 9
 
 
@@ -22,8 +24,8 @@ _STEP_REWARD = -0.1 / 9
 def maze() -> TableDynamics:
     """Return a maze of 3 x 3 cells, from cell 0 to cell 8, with the actions 0 up, 1 down, 2 right and 3 left.
 
-    The reward is 1 on arrival, which terminates the episode, and -0.1/9 in all other steps. A move into a wall leaves
-    the state unchanged. The only path without detours is down, down, right, right.
+    The reward is 1 for the step that reaches cell 8, which terminates the episode, and -0.1/9 in all other steps. A
+    move into a wall leaves the state unchanged. The only shortest path is down, down, right, right.
     """
     cells, moves = np.arange(9)[:, None], np.array(_MOVES)
     passages = {frozenset(pair) for pair in OPEN}
@@ -114,7 +116,7 @@ class Pong(Dynamics):
         return seen
 
     def step(self, states: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> Transition:
-        """Move both paddles, then the ball, which bounces off walls and paddles."""
+        """Move both paddles, then the ball, which bounces off walls and paddles; the reward of a hit is 1."""
         tops, ball, velocity = states[:, :2], states[:, 2:4], states[:, 4:]
         chased = np.where(tops[:, 1] + _PADDLE / 2 < ball[:, 1], _SPEED, -_SPEED)
         tops = np.minimum(np.maximum(tops + np.stack([_PADDLE_MOVES[actions], chased], axis=1), 0), _LOWEST)
@@ -126,8 +128,8 @@ class Pong(Dynamics):
         hit = covered[:, 0] & (vx < 0) & (x <= 10)
         returned = covered[:, 1] & (vx >= 0) & (x >= 780)
         bounced = hit | returned
-        at = np.where(hit, above[:, 0], above[:, 1])
-        vy = np.where(bounced, _SPEED * (2 * at / _PADDLE - 1), vy)
+        offset = np.where(hit, above[:, 0], above[:, 1])
+        vy = np.where(bounced, _SPEED * (2 * offset / _PADDLE - 1), vy)
         vx = np.where(bounced, -vx, vx)
         after = np.column_stack([tops, ball, vx, vy])
         return after, hit.astype(np.float64), (x < 0) | (x > 790)

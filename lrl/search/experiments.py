@@ -46,12 +46,14 @@ class SearchRun:
     """One method on one task with one seed."""
 
     task: str
+    """Name of the task, a key of :data:`~lrl.search.tasks.TASKS`."""
     method: str
+    """Name of the method: a key of :data:`METHODS`, one of :data:`NETWORKS`, or :data:`IN_CONTEXT`."""
     index: int
     """Index of the seed, see :func:`~lrl.evaluation.statistics.headline_seed`."""
 
     def file(self, folder: Path) -> Path:
-        """Return the file of the record."""
+        """Return the path of the record in a folder of records."""
         return folder / self.task / f"{self.method}_{self.index}.json"
 
 
@@ -65,10 +67,14 @@ def make_policy(task: SearchTask) -> SearchedPolicy:
 def search(run: SearchRun, budget: SearchBudget) -> dict[str, Any]:
     """Search with one method, and return the record.
 
+    Args:
+        run: the task, the method and the seed.
+        budget: budget of the run.
+
     Returns:
-        See :func:`record_of`. The records of :data:`IN_CONTEXT` also contain the number of random proposals at the
-        beginning, ``warmup``, and because no reply was usable, ``failed``. If the model cannot play the task, the
-        record has :data:`UNPLAYABLE` and no figures.
+        See :func:`record_of`. The records of :data:`IN_CONTEXT` also contain ``warmup``, the number of random proposals
+        at the beginning, and ``failed``, the number of random proposals because no reply was usable. If the model
+        cannot play the task, the record has :data:`UNPLAYABLE` and no figures.
 
     Raises:
         ValueError: If the checkpoint of :data:`IN_CONTEXT` does not exist, or contains another kind of policy.
@@ -168,6 +174,11 @@ def planned(tasks: Sequence[str], methods: Sequence[str], num_seeds: int | None 
 def read_record(run: SearchRun, budget: SearchBudget, folder: Path) -> dict[str, Any] | None:
     """Return the record of a finished run; None if it has not finished.
 
+    Args:
+        run: the task, the method and the seed.
+        budget: budget that the record must have.
+        folder: folder of the records.
+
     Raises:
         ValueError: If the record has another budget.
     """
@@ -197,7 +208,7 @@ def restore_records(
         folder: folder of the records.
 
     Raises:
-        ValueError: If one of the records has another budget; nothing is written then.
+        ValueError: If one of the records has another budget, in which case nothing is written.
     """
     found = {run: record for run in runs if (record := records.get(run)) and not run.file(folder).exists()}
     for run, record in found.items():
@@ -210,7 +221,7 @@ def restore_records(
 def search_all(
     runs: Sequence[SearchRun], budget: SearchBudget, folder: Path, jobs: int = 1, about: Mapping[str, Any] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Run everything that has no record yet, and yield each new record when it is written.
+    """Run all searches and trainings that have no record yet, and yield each new record when it is written.
 
     Args:
         runs: result of :func:`planned`.

@@ -1,4 +1,4 @@
-"""Search by a language model that was trained to search, as ``lrl search_table`` runs it on the tasks of ProPS."""
+"""Search by a language model that was trained to search; ``lrl search_table`` runs it on the tasks of ProPS."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class UnplayableError(ValueError):
 @register
 @final
 class InContextSearcher(Searcher):
-    """Searcher that proposes the replies of a language model that was trained to search, after random policies.
+    """Searcher that proposes random policies first, then the replies of a language model that was trained to search.
 
     The prompt has the format of the model's training. If no reply is usable, a random policy is proposed. Proposals are
     random until two of them have different returns, because a history of equal returns contains no information.
@@ -150,7 +150,7 @@ class InContextSearcher(Searcher):
 
     @property
     def is_random(self) -> bool:
-        """Return whether the next proposal is random, because there are too few returns or all are equal."""
+        """True if the next proposal is random, because there are too few returns or all are equal."""
         return self._proposing is self._random
 
     def ask(self) -> np.ndarray:
@@ -185,7 +185,8 @@ def chat_model_of(checkpoint: str) -> PolicyChatModel:
     Raises:
         ValueError: If the checkpoint does not exist, or contains another kind of policy.
     """
+    # The model is loaded here, so that an error about the checkpoint is not reported as a task that is too large.
     chat_model = PolicyChatModel(checkpoint)
     chat_model.key = "checkpoint"
-    chat_model.connect()  # now, so that a missing checkpoint is not mistaken for a task that is too large
+    chat_model.connect()
     return chat_model

@@ -96,7 +96,7 @@ class SearchDataModule(RunDataModule):
 
     @property
     def finished(self) -> bool:
-        """Return whether all policies were played."""
+        """True if all policies were played."""
         return self.played >= self.num_policies
 
     def setup(self, stage: str) -> None:
@@ -119,7 +119,8 @@ class SearchDataModule(RunDataModule):
     def tick(self, env_steps: float, episodes: float, tokens: float) -> None:
         """Count one policy, and advance the clocks by its steps, episodes and tokens."""
         self.played += 1
-        self.advance(env_steps=int(env_steps), episodes=int(episodes), tokens=int(tokens))  # not NumPy's
+        # Checkpoints are read with weights_only=True, which rejects NumPy's integers.
+        self.advance(env_steps=int(env_steps), episodes=int(episodes), tokens=int(tokens))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clocks and the number of policies that were played."""
@@ -249,7 +250,7 @@ class PromptedSearchModule(PolicyModule):
 
     @property
     def _data(self) -> SearchDataModule:
-        assert self.run_data is not None, "setup() comes first"
+        assert self.run_data is not None, "setup() must be called before"
         return self.run_data
 
     @property
@@ -330,7 +331,7 @@ class PromptedSearchModule(PolicyModule):
         """Add the trials and the state of the searcher."""
         super().on_save_checkpoint(checkpoint)
         searcher = self.searcher.state_dict()
-        if self._state_before is not None:  # the proposal is repeated, but its costs count
+        if self._state_before is not None:  # a resumed run repeats the proposal, but its costs so far are counted
             searcher = self._state_before | {name: searcher[name] for name in ("usage",) if name in searcher}
         state = {"kind": type(self.searcher).__name__, "searcher": searcher}
         checkpoint["lrl"]["search"] = {"trials": self.trials, "best": self.best} | state

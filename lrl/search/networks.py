@@ -45,6 +45,7 @@ from lrl.training.gradient_module import GradientModule
 from lrl.types import RandomKeys, SamplingConfig
 
 _SIZES = ("num_envs", "num_steps", "num_epochs", "num_minibatches")
+"""Settings of the data module that are taken from the configuration."""
 _MAX_KL = 0.01
 """Maximum KL divergence of one TRPO update in nats, for each dimension of an action."""
 
@@ -111,7 +112,12 @@ def settings(task: SearchTask, method: str, seed: int) -> dict[str, Any]:
 
 
 def block_means(returns: Sequence[float], size: int) -> np.ndarray:
-    """Return the means of consecutive blocks of returns, ``(block,)``, without an incomplete last block."""
+    """Return the means of consecutive blocks of returns, float64 ``(block,)``, without an incomplete last block.
+
+    Args:
+        returns: returns of episodes, in order.
+        size: number of episodes per block.
+    """
     blocks = len(returns) // size
     return np.asarray(returns[: blocks * size], dtype=np.float64).reshape(blocks, size).mean(1)
 
@@ -177,7 +183,7 @@ class TrainingReturns(L.Callback):
 
     @property
     def spent(self) -> bool:
-        """Return whether ``max_episodes`` have ended."""
+        """True if ``max_episodes`` have ended."""
         return len(self.returns) >= self.max_episodes
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_SAME = 0.12
-"""Maximum vertical shift of a line, which makes equal values of a parameter visible."""
+_MAX_SHIFT = 0.12
+"""Maximum vertical shift of a line; lines are shifted so that equal values of a parameter do not hide each other."""
 
 
 def draw_search(trials: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -64,7 +64,7 @@ def draw_parameters(trials: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure, axes = new_figure(min(14.0, 3.5 + 0.35 * count), 4.2)
     colours, x, marker = colormaps["viridis"], np.arange(count), "." if count == 1 else ""
     for rank, index in enumerate(np.argsort(values, kind="stable")):  # better policies on top
-        shifted = parameters[index] + _SAME * (2 * index / last - 1)
+        shifted = parameters[index] + _MAX_SHIFT * (2 * index / last - 1)
         axes.plot(x, shifted, color=colours(rank / last), alpha=0.35, linewidth=0.8, marker=marker)
     best = parameters[int(values.argmax())]
     axes.plot(x, best, color="black", linewidth=1.6, marker=".", label=f"best ({values.max():,.4g})")
@@ -79,15 +79,15 @@ class SearchPictures(L.Callback):
     """Callback that writes ``proposals.jsonl`` after each proposal, and draws two pictures at the end.
 
     A line of ``proposals.jsonl`` describes a policy: ``iteration``, ``parameters``, ``returns``, ``env_steps``, and the
-    ``replies`` of a language model. If a proposal ended the run, its ``parameters`` are null. A resumed run also writes
-    the lines of the run before. The pictures are ``search.png`` and ``parameters.png``.
+    ``replies`` of a language model. If a proposal ended the run, its ``parameters`` are null. The file of a resumed run
+    also contains the lines of the run that it continues. The pictures are ``search.png`` and ``parameters.png``.
     """
 
     def __init__(self) -> None:
         self._written = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the policies of the run before.
+        """Write the policies of the run that this run continues.
 
         Raises:
             ValueError: If the model is not a search.
@@ -115,7 +115,7 @@ class SearchPictures(L.Callback):
         self._written = len(pl_module.trials)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Draw both pictures; of a finished search that is resumed, also write the policies."""
+        """Draw both pictures; if a finished search is resumed, also write its policies."""
         assert isinstance(pl_module, PromptedSearchModule)
         if pl_module.trials:
             if not self._written:

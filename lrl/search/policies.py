@@ -31,6 +31,7 @@ class SearchedPolicy(Policy):
     """
 
     parameter_values: Tensor | None
+    """The current parameters, float64 ``(parameter,)``; None before :meth:`configure`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class SearchedPolicy(Policy):
     @property
     def parameters_vector(self) -> np.ndarray:
         """The current parameters, float64 ``(parameter,)``."""
-        assert self.parameter_values is not None, "configure() comes first"
+        assert self.parameter_values is not None, "configure() must be called before"
         return self.parameter_values.cpu().numpy().astype(np.float64)
 
     def load_parameters(self, values: Sequence[float] | np.ndarray) -> None:

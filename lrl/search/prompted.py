@@ -32,10 +32,11 @@ from lrl.types import SamplingConfig
 _METRICS = (
     *("prompt_tokens", "completion_tokens", "cached", "prompt_characters", "retries", "duplicates", "failed", "shown"),
 )
+"""Names of the metrics of every proposal."""
 _SHORTER = 0.8
 """Length of the next prompt as a fraction of a prompt that was too long."""
-_SPENT = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
-"""Names of metrics by the name of the count in the report of a chat model."""
+_COST_METRICS = {"requests": "requests", "retries": "request_retries", "cost": "cost"}
+"""Names of metrics, by the name of the count in the report of a chat model."""
 
 
 @register
@@ -197,7 +198,7 @@ class PromptedSearcher(Searcher):
             shown = bisect_left(
                 counts, True, key=lambda count: not self._fit(self._render_all(complaint, count), characters)
             )
-            shown = max(1, shown)  # with one policy it is sent even if it is hardly shorter than the rejected prompt
+            shown = max(1, shown)  # a prompt with one policy is sent even if it is longer than `characters`
             conversations = self._render_all(complaint, shown)
             if not self._fit(conversations):
                 raise self._no_room()
@@ -258,8 +259,8 @@ class PromptedSearcher(Searcher):
         spent = {name: value - (before.get(name) or 0) for name, value in after.items() if value is not None}
         for name, value in spent.items():
             self.usage[name] = self.usage.get(name, 0) + value
-            if name in _SPENT:
-                self.metrics[_SPENT[name]] = self.metrics.get(_SPENT[name], 0.0) + value
+            if name in _COST_METRICS:
+                self.metrics[_COST_METRICS[name]] = self.metrics.get(_COST_METRICS[name], 0.0) + value
         if "cost" in spent:
             self.metrics["total_cost"] = self.usage["cost"]
 

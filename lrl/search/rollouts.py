@@ -41,7 +41,7 @@ _DYNAMICS: dict[str, Callable[[Any], Dynamics]] = {
     "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": _table,
     "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv": _table,
 }
-"""Dynamics by the ``module:class`` of the native environment. Subclasses may differ, so they do not count."""
+"""Dynamics by the ``module:class`` of the native environment; subclasses are not included, because they may differ."""
 
 
 def make_batched(factory: EnvFactory, num_envs: int) -> VectorEnv:
@@ -88,7 +88,7 @@ TrajectorySteps = list[tuple[str, str, float]]
 
 
 def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
-    """Return the seeds of the episodes of a proposal, int64 ``(episode,)``, which no other proposal has.
+    """Return the seeds of the episodes of a proposal, int64 ``(episode,)``, which differ from those of all others.
 
     Args:
         seed: seed of the search.
@@ -99,7 +99,12 @@ def proposal_seeds(seed: int, proposal: int, num_rollouts: int) -> np.ndarray:
 
 
 def fresh_seeds(seed: int, num_episodes: int) -> np.ndarray:
-    """Return the seeds of episodes that are not used to select a proposal, int64 ``(episode,)``."""
+    """Return the seeds of episodes that are not used to select a proposal, int64 ``(episode,)``.
+
+    Args:
+        seed: seed of the search.
+        num_episodes: number of episodes.
+    """
     return hashed_seeds("fresh episode", seed, np.arange(num_episodes))
 
 

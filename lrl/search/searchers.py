@@ -72,7 +72,7 @@ class Trial:
     """Parameters and the returns of the episodes that were played with them."""
 
     parameters: np.ndarray
-    """float64 ``(parameter,)``."""
+    """The parameters, float64 ``(parameter,)``."""
     returns: np.ndarray
     """Undiscounted return of each episode, float64 ``(episode,)``."""
     env_steps: int
@@ -194,11 +194,17 @@ class GenerationSearcher(Searcher):
         self.relaxation = Relaxation(space)
         self.rng = np.random.default_rng(seed)
         self._values: list[float] = []
-        self._checksum = 0  # of the proposals whose values are known
+        """Values of all proposals so far."""
+        self._checksum = 0
+        """Checksum of the proposals whose values are known."""
         self._warm_up: dict[str, Any] | None = None
+        """Parameters and value of the best warm-up policy; None if there is none."""
         self._generation: list[np.ndarray] = []
-        self._first = 0  # index of the first proposal of this generation
+        """Points of the current generation."""
+        self._first = 0
+        """Index of the first proposal of the current generation."""
         self._pending: np.ndarray | None = None
+        """Proposal whose value has not been told."""
 
     def begin(self, start: np.ndarray) -> None:  # noqa: B027 (a searcher without memory prepares nothing)
         """Prepare the first generation.
@@ -332,7 +338,7 @@ class AugmentedRandomSearch(GenerationSearcher):
         return [self.centre + sign * width * direction for direction in self._directions for sign in (1, -1)]
 
     def learn(self, points: list[np.ndarray], values: np.ndarray) -> None:
-        """Move along the best directions, by the difference of their returns over the standard deviation of these."""
+        """Move along the best directions, by the difference of their returns divided by the standard deviation."""
         sides = values.reshape(-1, 2)
         top = np.argsort(-sides.max(1), kind="stable")[: self.num_top]
         spread = sides[top].std()

@@ -44,7 +44,7 @@ _FAR = 4.0
 _LEVELS = 8
 """Number of levels of a function of kind ``steps``."""
 _TYPICAL = 256
-"""Number of random proposals by which a function is scaled, so that their mean value is about -1."""
+"""Number of random proposals from which the scale of a function is computed, so that their mean value is about -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class TableFunction(SyntheticFunction):
     first_action: int
     """Number of the first action."""
     order: np.ndarray
-    """Indices of the entries in the order of their groups, or in which they count, ``(parameter,)``."""
+    """Indices of the entries, ``(parameter,)``: group by group, or for ``leading`` in the order in which they count."""
     losses: np.ndarray
     """Loss of the actions of a group against the best ones, ``(group, action)`` or ``(group, action, action)``; empty
     for the kind ``leading``."""
@@ -203,7 +203,7 @@ def _log_uniform(ends: tuple[int, int], rng: np.random.Generator) -> int:
 
 
 _OFFSPRING = 12
-"""Number of mutated tables per generation of the teacher."""
+"""Number of mutated tables in each generation of the teacher."""
 _PARENTS = 4
 """Number of the best policies that may be the parents of a proposal in a history."""
 _STEPS = (0.2, 0.7, 2.0)
@@ -213,7 +213,7 @@ _CHANGES = (1, 2, 4)
 
 
 HISTORY = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
-"""Policies in a prompt."""
+"""Selection and format of the policies in a prompt."""
 _GENERATIONS = 6
 """Number of generations of the teacher's evolution strategy after the history."""
 _MAX_WARMUP = 10
@@ -245,7 +245,12 @@ def demonstrations(seed: int, functions: range, held_out: bool = False) -> Itera
 
 
 def demonstrated(num_functions: int, held_out: bool) -> range:
-    """Return the indices of a number of functions in demonstrations for training, or for validation if held out."""
+    """Return the indices of the functions in training demonstrations, or in validation demonstrations.
+
+    Args:
+        num_functions: number of functions.
+        held_out: whether the demonstrations are for validation.
+    """
     first = FIRST_VALIDATION if held_out else 0
     return range(first, first + num_functions)
 
@@ -258,12 +263,13 @@ def _of_function(function: SyntheticFunction, seed: int) -> Iterator[dict[str, s
     if space.actions is not None:  # so that a history never contains all values of a small table
         total = max(1, min(total, len(space.actions) ** space.size // 4 - warmup))
     lengths = {int(length) for length in rng.integers(warmup, warmup + total, _ROWS)}
-    seeing, next_lesson, tried = rng.random(), warmup, set[tuple[float, ...]]()
+    # Of the later proposals that are not random, a share teacher_share changes the teacher's last proposal, taught.
+    teacher_share, next_taught, tried = rng.random(), warmup, set[tuple[float, ...]]()
     taught: np.ndarray | None = None
     for length in range(1, max(lengths) + 1):
         if length <= warmup or rng.random() < _RANDOM_SHARE:
             proposal = space.sample(rng)
-        elif taught is not None and rng.random() < seeing:
+        elif taught is not None and rng.random() < teacher_share:
             proposal = change(taught, space, rng)
         else:
             proposal = change(_parent(entries, rng), space, rng)
@@ -271,9 +277,9 @@ def _of_function(function: SyntheticFunction, seed: int) -> Iterator[dict[str, s
             proposal = change(proposal, space, rng)
         tried.add(tuple(proposal.tolist()))
         entries.append(Entry.of(function.measure(proposal, rng)))
-        if length in lengths or length >= next_lesson:  # for speed, not at every length
+        if length in lengths or length >= next_taught:  # for speed, not at every length
             taught = teach(function, entries, tried, rng)
-            next_lesson = length + max(4, length // 4)
+            next_taught = length + max(4, length // 4)
         if length in lengths:
             assert taught is not None
             integers = to_integers(taught, space)
@@ -361,7 +367,7 @@ def _one_plus_lambda(
 @register
 @final
 class SyntheticHistories(Demonstrations):
-    """Demonstrations of searching, see :mod:`lrl.search.synthetic`: about 14 per function, at 1 ms each.
+    """Demonstrations of searching, see :mod:`lrl.search.synthetic`: about 14 per function, each generated in 1 ms.
 
     If several runs use the same demonstrations, ``lrl synthetic_search --write`` can write them to a file for
     ``JsonlDemonstrations``.

@@ -21,22 +21,23 @@ def synthetic_search(
     checkpoint: str | None = None,
     json: Path | None = None,
 ) -> None:
-    """Write synthetic optimisation histories to learn searching from, or compare searchers on held-out functions.
+    """Write optimisation histories on which a model learns to search, or compare searchers on held-out functions.
 
     lrl synthetic_search --write data/histories.jsonl --functions 20000
     lrl synthetic_search --functions 105 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
 
-    The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and of tables of 6 to 48
-    actions. Those that searchers are compared on are never written, with --held_out neither. Values are exact ones of
-    the proposal that each search chose: 0 is the best possible, -1 about that of a random proposal.
+    The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and functions of tables
+    of 6 to 48 actions. Functions on which searchers are compared are never written, not even with --held_out. The
+    printed values are exact values of the proposal that each search chose: 0 is the best possible value, and a random
+    proposal has about -1.
 
     Args:
         write: write demonstrations of a teacher to this file, and compare nothing.
         held_out: with --write, write demonstrations of other functions, for val/loss.
         functions: number of functions; multiples of 7 have equal numbers of each kind.
         seed: seed of the functions and searches.
-        iterations: proposals of each search after five random ones; default: 40.
-        checkpoint: a run that learned to search, compared as well.
+        iterations: number of proposals of each search after five random ones; default: 40.
+        checkpoint: a run that learned to search, which is compared with the other searchers.
         json: write all figures to this file.
     """
     compared = {"iterations": iterations, "checkpoint": checkpoint, "json": json}

@@ -32,17 +32,18 @@ def search_table(
     lrl search_table --folder runs/search_table --finished assets/results/search_table.json --methods cma_es
     lrl search_table --folder runs/search_table --show --json runs/search_table.json --picture runs/search_table.png
 
-    Every search has the same budget, the same prior and the same seeds. PPO and TRPO train networks for as many
-    episodes or for --max_env_steps, whichever ends first, on three seeds by default. A record is written when a task,
-    method and seed has finished; a second call runs what is missing.
+    All searches have the same budget, the same distribution of random parameters and the same seeds. PPO and TRPO train
+    networks for as many episodes or for --max_env_steps, whichever ends first, on three seeds by default. A record is
+    written when a run (one task, method and seed) has finished; a second call makes the missing runs only.
 
-    Two Markdown tables show the published figures beside ours: the best iteration, which is the rule of the paper (for
-    a network: the best mean of --rollouts consecutive training episodes), and the chosen policy (for a network: the
-    last one) on fresh episodes. Further tables show what was played, and in_context minus random_search seed by seed.
+    Two Markdown tables show the published figures beside ours. The first has the return of the best iteration, which is
+    the rule of the paper (for a network: the best mean of --rollouts consecutive training episodes). The second has the
+    return of the chosen policy (for a network: the last one) on fresh episodes. Further tables show the numbers of
+    episodes and steps, and the difference between in_context and random_search on the same seeds.
 
-    The method in_context is the search of a language model that learned it from synthetic functions: the run of
-    --checkpoint. Its first proposals are random: five, and as many more as it takes until two returns differ. It is
-    asked for each parameter by itself, all at once.
+    The method in_context is a search by the language model of --checkpoint, which learned to search on synthetic
+    functions. Its first proposals are random: five, and further ones until two returns differ. The model gets a
+    separate prompt for each parameter, and all of these prompts at once.
 
     Args:
         folder: folder of the records, one file each.
@@ -51,11 +52,11 @@ def search_table(
         budget: budget of every run.
         seeds: number of seeds; default: 10 for searches where episodes are short, else 3.
         jobs: number of processes at a time, of one thread each.
-        show: run nothing, print what has finished.
+        show: print the tables of finished runs, without running anything.
         finished: a file that an earlier --json wrote, whose runs are copied to --folder.
         machine: description of the machine, for the records.
-        json: write all records to this file, with the best so far of each.
-        picture: draw the best so far against episodes to this PNG.
+        json: write all records to this file, with the best return so far after each improvement.
+        picture: draw the best return so far against episodes to this PNG.
     """
     from lrl.cli.run_directory import commit
     from lrl.evaluation.report import read_result

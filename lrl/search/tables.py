@@ -106,8 +106,8 @@ _RANDOM_COUNTS = {
     "failed": "Proposals that were random because no reply was usable",
 }
 """Descriptions of the counts in the record of a language model."""
-_FEW = 0.02
-"""Share of random proposals at the beginning of searches up to which :func:`random_text` does not report them."""
+_MAX_UNREPORTED_SHARE = 0.02
+"""Maximum share of random proposals at the beginning of searches that :func:`random_text` does not report."""
 _YARDSTICKS = (
     "nothing: return if all parameters are zero, or the action is always the first. random: largest return among 400 "
     "random policies, whose actions are not clipped, as in the original. ceiling: upper bound of the return, or "
@@ -272,7 +272,7 @@ def random_text(records: Records) -> str:
         for task, method in product(_names(records, "task"), _names(records, "method")):
             played = _played(records, task, method)
             share = sum(one.get(name, 0) for one in played) / max(1, sum(one["iterations"] for one in played))
-            if share > (_FEW if name == "warmup" else 0):
+            if share > (_MAX_UNREPORTED_SHARE if name == "warmup" else 0):
                 found.append(f"{task} {method} {share:.1%}")
         if found:
             sentences.append(f"{title}: {', '.join(found)}.")

@@ -31,10 +31,13 @@ class SearchTask:
     """An environment with a policy that has few enough parameters to search for them."""
 
     env_id: str
+    """Registered name of the environment."""
     policy: Literal["linear", "tabular"]
+    """Class of the policy: a linear function or a table."""
     max_steps: int
     """Maximum length of an episode, by the environment's own limit or the paper's."""
     num_parameters: int
+    """Number of parameters of the policy."""
     published: Mapping[str, Any]
     """Mean returns that the paper reports, None where it reports none: ``props`` (the prompt contains only numbers),
     ``props_plus`` (it also describes the environment), ``ppo``, and ``best_baseline``, whose name is ``best_name``."""
@@ -75,11 +78,11 @@ class SearchBudget:
     """Budget of every method, and the checkpoint of the language model that searches."""
 
     iterations: PositiveInt = 400
-    """Proposals of a search."""
+    """Number of proposals of a search."""
     rollouts: PositiveInt = 20
-    """Episodes of a proposal."""
+    """Number of episodes of each proposal."""
     fresh_episodes: PositiveInt = 100
-    """Episodes of the chosen policy, which were not used to select it."""
+    """Number of episodes of the chosen policy that were not used to select it."""
     max_env_steps: PositiveInt = 1_000_000
     """Maximum number of steps of the training of a network, even if it has played fewer episodes than a search."""
     checkpoint: str | None = None

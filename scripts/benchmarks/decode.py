@@ -27,15 +27,16 @@ from lrl.lm.model import LanguageModel
 from lrl.types import RandomKeys, SamplingConfig
 
 SHAPES = {"4 prompts, groups of 8": (4, 8), "32 prompts": (32, 1)}
+"""Number of distinct prompts and of responses to each, by the name of the comparison."""
 
 
 class Decoding:
     """The same prompts for both implementations.
 
     Args:
-        options: Options of the command line.
-        prompts: Number of distinct prompts.
-        group: Responses to each.
+        options: options of the command line.
+        prompts: number of distinct prompts.
+        group: responses to each.
     """
 
     def __init__(self, options: argparse.Namespace, prompts: int, group: int) -> None:

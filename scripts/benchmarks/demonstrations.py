@@ -33,17 +33,20 @@ from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig
 
 DATASET = "lrl/synthetic-cheetah-v0"
+"""Minari's name of the data set."""
 EPISODE = 1000
+"""Number of rows of an episode."""
 BARS = {"encoded rows/s": 5_000, "cached rows/s": 50_000, "peak memory GiB": 2}
+"""Figures that should be reached."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``benchmark.py demonstrations``."""
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the data set")
-    parser.add_argument("--encoded_rows", type=int, default=200_000, help="read without files; less takes less time")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="number of rows of the data set")
+    parser.add_argument("--encoded_rows", type=int, default=200_000, help="maximum number of rows read without files")
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--numbers", choices=("decimals", "integers"), default="decimals")
-    parser.add_argument("--model", default="assets/tiny-lm", help="whose tokenizer is used")
+    parser.add_argument("--model", default="assets/tiny-lm", help="model whose tokenizer is used")
     parser.add_argument("--way", choices=("encoded", "written", "cached"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, default=None, help=argparse.SUPPRESS)
 

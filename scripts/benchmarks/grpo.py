@@ -174,7 +174,7 @@ class Theirs:
 # Checks on the first batch, before anything is timed.
 
 LENGTH = 0.1
-"""Maximum by which the length of a gradient in 16 bits may differ from 1 more than that of TRL does."""
+"""Maximum additional distance from 1, compared with TRL, of the length of a gradient in 16 bits."""
 
 
 def first_batch(trainer: Any) -> dict[str, Tensor]:
@@ -237,9 +237,9 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
     """Compare loss and gradient on TRL's first batch, with slightly changed weights.
 
     Args:
-        module: Algorithm of lrl.
-        trainer: Trainer of TRL with the same weights.
-        tolerance: Tolerance of the loss and the gradient. None in 16 bits, in which losses may differ by 1e-2, and
+        module: algorithm of lrl.
+        trainer: trainer of TRL with the same weights.
+        tolerance: tolerance of the loss and the gradient. None in 16 bits, in which losses may differ by 1e-2, and
             gradients are compared on eight rows with the gradient of TRL in float32: the relative error of lrl must be
             at most :data:`SOUND` times that of TRL, and its length along the gradient in float32 may differ from 1 by
             at most :data:`LENGTH` more than the length of TRL's gradient.

@@ -26,9 +26,11 @@ BAR = 100_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``benchmark.py search_rollouts``."""
     parser.add_argument("--tasks", nargs="+", default=["cart_pole"], choices=list(TASKS), metavar="TASK")
-    parser.add_argument("--rollouts", type=int, default=20, help="episodes of a proposal, side by side")
-    parser.add_argument("--proposals", type=int, default=400, help="random policies")
-    parser.add_argument("--best_proposals", type=int, default=20, help="how often the best of them is played")
+    parser.add_argument("--rollouts", type=int, default=20, help="episodes of a proposal, played in parallel")
+    parser.add_argument("--proposals", type=int, default=400, help="number of random policies")
+    parser.add_argument(
+        "--best_proposals", type=int, default=20, help="number of times that the best of them is played"
+    )
     parser.add_argument("--repeats", type=int, default=3)
 
 

@@ -30,10 +30,10 @@ def alternate(ours: Measure, theirs: Measure, repeats: int, warm: bool = False) 
     """Measure two implementations alternately, so that other load on the machine affects both.
 
     Args:
-        ours: Measures lrl.
-        theirs: Measures the other implementation.
-        repeats: Number of measurements of each; the order changes from repeat to repeat.
-        warm: Whether both have run before; otherwise both run once first, without being measured.
+        ours: measures lrl.
+        theirs: measures the other implementation.
+        repeats: number of measurements of each; the order changes from repeat to repeat.
+        warm: whether both have run before; otherwise both run once first, without being measured.
 
     Returns:
         The rates of both.
@@ -53,13 +53,13 @@ def compare(
     """Measure two implementations with :func:`alternate`, and return a row of the table for :func:`compared`.
 
     Args:
-        name: Name of the row.
-        unit: Unit of what a rate counts per second.
-        ours: Measures lrl.
-        theirs: Measures the other implementation.
-        repeats: Number of measurements of each.
-        warm: Whether both have run before.
-        notes: Further entries of the row.
+        name: name of the row.
+        unit: unit of what a rate counts per second.
+        ours: measures lrl.
+        theirs: measures the other implementation.
+        repeats: number of measurements of each.
+        warm: whether both have run before.
+        notes: further entries of the row.
     """
     rates = alternate(ours, theirs, repeats, warm)
     ratios = [own / other for own, other in zip(*rates, strict=True)]
@@ -72,10 +72,10 @@ def compared(title: str, bar: float | None, rows: list[dict[str, Any]], **notes:
     """Print the table of comparisons, and return the report for the JSON file.
 
     Args:
-        title: Title of the report.
-        bar: Ratio that lrl should reach; None if there is none.
-        rows: Rows of the table, see :func:`compare`.
-        notes: Further entries of the report.
+        title: title of the report.
+        bar: ratio that lrl should reach; None if there is none.
+        rows: rows of the table, see :func:`compare`.
+        notes: further entries of the report.
     """
     print(f"{'':36s} {'ours':>10s} {'theirs':>10s} {'':14s} {'ratio':>7s}  (smallest to largest of the repeats)")
     for row in rows:
@@ -145,9 +145,9 @@ class WholeRuns(ABC):
     """Whole training runs with equal settings of ``lrl fit`` and of another library, each with a seed of its own.
 
     Args:
-        config: Configuration of the runs of lrl, including its parsing, logging and checkpoints.
-        env_steps: Number of environment steps of both, rounded up to whole collections.
-        figure: Column of ``metrics.csv`` whose last value is kept; held-out episodes are played only for ``val/...``.
+        config: configuration of the runs of lrl, including its parsing, logging and checkpoints.
+        env_steps: number of environment steps of both, rounded up to whole collections.
+        figure: column of ``metrics.csv`` whose last value is kept; held-out episodes are played only for ``val/...``.
     """
 
     def __init__(self, config: str, env_steps: int, figure: str) -> None:

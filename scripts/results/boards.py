@@ -48,10 +48,10 @@ def boards(
     """Compute the exact success of a random and of an optimal policy on RAGEN's boards, and print a table.
 
     Args:
-        num_boards: Number of boards of each environment.
-        seed: Seed of the first board; later ones count up from it.
-        machine: Description of the machine, for the file.
-        json: Write all figures to this file.
+        num_boards: number of boards of each environment.
+        seed: seed of the first board; later ones count up from it.
+        machine: description of the machine, for the file.
+        json: write all figures to this file.
     """
     from lrl.cli.run_directory import commit
 

@@ -2,7 +2,7 @@
 
 python scripts/results.py keep grpo --title "GRPO from Q-values" --metric val/exact_success runs/frozen_lake/grpo/*
 python scripts/results.py write        (tables, assets/figures.ipynb and assets/pictures from assets/results)
-python scripts/results.py check        (fails where `write` would change a page or the notebook)
+python scripts/results.py check        (fails if `write` would change a page or the notebook)
 python scripts/results.py boards       (exact success of a random and of an optimal policy on RAGEN's boards)
 """
 
@@ -51,24 +51,24 @@ def keep(
     """Summarise runs as the file assets/results/<name>.json.
 
     Args:
-        name: Name of the file.
-        runs: Run directories.
-        title: Title of the result.
-        add: Keep the runs of the file on other seeds as well.
-        metric: Metric of the summary.
-        drawn: Another metric for the figure.
-        twin: Draw --metric as well as --drawn.
-        label: Name in figures, instead of the title.
-        window: Draw the mean of this many measurements.
-        picture: Name of a figure that several results share.
-        rows: Number of demonstrated rows, which the figure is drawn against.
+        name: name of the file.
+        runs: run directories.
+        title: title of the result.
+        add: also keep the runs with other seeds that the file already contains.
+        metric: metric of the summary.
+        drawn: another metric for the figure.
+        twin: draw --metric as well as --drawn.
+        label: name in figures, instead of the title.
+        window: draw the mean of this many measurements.
+        picture: name of a figure that several results share.
+        rows: number of demonstrated rows, which is the x axis of the figure.
         clocks: X axes of the figures; the first file has no suffix.
-        machine: Description of the machine.
-        bar: The value that a run should reach.
-        bounds: Lowest and highest possible value of a bounded return; rates lie in [0, 1].
-        reach: Keep when the mean of 25 training episodes first reaches this return.
-        baseline: A horizontal line, as LABEL=VALUE; the option may be given several times.
-        note: A note for the file.
+        machine: description of the machine.
+        bar: the value that a run should reach.
+        bounds: lowest and highest possible value of a bounded return; rates lie in [0, 1].
+        reach: also store when the mean return of 25 training episodes first reaches this return.
+        baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
+        note: a note for the file.
     """
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
     if rows is not None and (rows < 1 or label is None):
@@ -116,31 +116,31 @@ def _draw_searches(name: str, report: Mapping[str, Any]) -> None:
 
 
 def check() -> None:
-    """Exit with status 1 where a page is not what ``write`` makes of it."""
+    """Exit with status 1 if ``write`` would change a page or the notebook."""
     stale = [str(path) for path, text in _filled().items() if path.read_text(encoding="utf-8") != text]
     if stale:
         sys.exit(f"{', '.join(stale)}: differs from assets/results; run `python scripts/results.py write`")
 
 
 def _filled() -> dict[Path, str]:
-    """Return what ``write`` makes of every page and of the notebook."""
+    """Return the text that ``write`` writes to every page and to the notebook, by path."""
     results = kept_results(RESULTS)
     texts = {path: path.read_text(encoding="utf-8") for path in documentation_pages(Path())}
     pages = {path: fill_tables(path, text, results) for path, text in texts.items()}
     return pages | {NOTEBOOK: filled_notebook(NOTEBOOK.read_text(encoding="utf-8"), results)}
 
 
-def main(prog: str, words: Sequence[str]) -> None:
+def main(prog: str, args: Sequence[str]) -> None:
     """Run ``keep``, ``write``, ``check`` or ``boards``.
 
     Args:
-        prog: Name of the program.
-        words: The name of the action, and its options.
+        prog: name of the program.
+        args: name of the action, and its command-line arguments.
     """
     actions = {"keep": keep, "write": write, "check": check, "boards": boards}
-    if words and words[0] in actions:
-        command(actions[words[0]])(f"{prog} {words[0]}", words[1:])
-    elif words and words[0] in ("-h", "--help"):
+    if args and args[0] in actions:
+        command(actions[args[0]])(f"{prog} {args[0]}", args[1:])
+    elif args and args[0] in ("-h", "--help"):
         print(__doc__)
     else:
         sys.exit(f"{prog}: the first word must be keep, write, check or boards")

@@ -67,9 +67,9 @@ def credit_truth(
     python scripts/credit_truth.py --json assets/results/credit_truth.json --figure assets/pictures/credit_truth.png
 
     Args:
-        machine: Description of the machine, for the file.
-        json: Write all figures to this file.
-        figure: Draw the correlations to this PNG.
+        machine: description of the machine, for the file.
+        json: write all figures to this file.
+        figure: draw the correlations to this PNG.
     """
     about = {"title": "Advantages scored against the truth"}
     about |= {"command": command_line("python scripts/credit_truth.py"), "commit": commit(), "machine": machine}
@@ -108,7 +108,8 @@ class ExactRollout:
     """``Q(prefix and token) - V(prefix)`` of the policy, given the remaining turns, float64 ``(time, env, token)``; 0
     for masked tokens."""
     choice: Tensor
-    """Equal numbers for equal tokens after equal prefixes in the same state, int64 ``(time, env, token)``."""
+    """Number of each token's choice, int64 ``(time, env, token)``: equal tokens after equal prefixes in the same state
+    have the same number."""
 
 
 def sample_rollout(
@@ -117,13 +118,13 @@ def sample_rollout(
     """Play groups of whole episodes from the initial state.
 
     Args:
-        lake: Map of FrozenLake.
-        policy: Action probabilities ``(state, action)``, all positive.
-        num_groups: Number of groups.
-        group_size: Number of episodes per group.
-        tokens: Number of tokens per turn, see :data:`TOKENS`.
-        gamma: Discount per turn of values and advantages.
-        seed: Seed of actions and transitions.
+        lake: map of FrozenLake.
+        policy: action probabilities ``(state, action)``, all positive.
+        num_groups: number of groups.
+        group_size: number of episodes per group.
+        tokens: number of tokens per turn, see :data:`TOKENS`.
+        gamma: discount per turn of values and advantages.
+        seed: seed of actions and transitions.
 
     Raises:
         ValueError: If ``tokens`` is not in :data:`TOKENS`.
@@ -203,9 +204,9 @@ def _values_of_prefixes(
     return np.stack([state_values, first.repeat(2, axis=-1), q, q], axis=-1)
 
 
-# Comparison of estimated advantages with exact ones. A fixed policy plays groups of episodes. Each estimator of
-# :mod:`lrl.training` computes advantages from the rewards, and these are compared with the exact ``A(s, a)`` of the
-# policy over all sampled tokens: token by token, and after averaging over equal choices in the same state.
+# Comparison of estimated advantages with exact ones. A fixed policy plays groups of episodes. Each estimator computes
+# advantages from the rewards, and these are compared with the exact ``A(s, a)`` of the policy over all sampled tokens:
+# token by token, and after averaging over equal choices in the same state.
 
 _GROUPED: Mapping[Literal["episode", "turn", "step", "grouped_gae"], tuple[str, str]] = {
     "episode": ("episode groups", " (GRPO)"),
@@ -213,7 +214,8 @@ _GROUPED: Mapping[Literal["episode", "turn", "step", "grouped_gae"], tuple[str, 
     "step": ("step groups", " (GiGPO)"),
     "grouped_gae": ("grouped GAE", " (GAGPO)"),
 }
-"""Estimators without a critic: kind of credit to its name, and the algorithm that divides by the standard deviation."""
+"""Name of each estimator without a critic, by the kind of credit, and the algorithm that scales it by the group's
+standard deviation."""
 _CRITICS = ("exact critic", "critic of zeros")
 _WITH_CRITIC: tuple[Literal["turn", "token", "nested", "bandit"], ...] = ("turn", "token", "nested", "bandit")
 
@@ -232,9 +234,9 @@ def score(estimated: Tensor, true: Tensor, choice: Tensor) -> Score:
     """Compare estimated advantages with exact ones.
 
     Args:
-        estimated: Estimated advantages ``(token,)``.
-        true: Exact advantages ``(token,)``.
-        choice: Equal numbers for equal choices, int64 ``(token,)``.
+        estimated: estimated advantages ``(token,)``.
+        true: exact advantages ``(token,)``.
+        choice: equal numbers for equal choices, int64 ``(token,)``.
     """
     index = torch.unique(choice, return_inverse=True)[1]
     averaged, _ = _compared(_means(estimated, index), _means(true, index))
@@ -262,8 +264,8 @@ def estimates(sample: ExactRollout, gamma: float, gae_lambda: float) -> dict[str
     """Return the advantages of all estimators by name, each ``(time, env, token)``.
 
     Args:
-        sample: Episodes with exact values.
-        gamma: Discount per turn.
+        sample: episodes with exact values.
+        gamma: discount per turn.
         gae_lambda: GAE lambda per turn.
     """
     rollout, found = sample.rollout, dict[str, Tensor]()
@@ -287,8 +289,8 @@ def policies(lake: Lake, temperatures: Sequence[float]) -> dict[str, np.ndarray]
     """Return the action probabilities ``(state, action)`` of all policies by name.
 
     Args:
-        lake: Map of FrozenLake.
-        temperatures: Temperatures of the softmax of optimal Q-values.
+        lake: map of FrozenLake.
+        temperatures: temperatures of the softmax of optimal Q-values.
 
     Raises:
         ValueError: If a temperature is not positive.
@@ -346,9 +348,9 @@ def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False)
     """Return a Markdown table of correlations with intervals over seeds, one row per estimator.
 
     Args:
-        result: Result of :func:`measure`, or the content of its file.
-        tokens: Number of tokens per turn.
-        averaged: Whether to show correlations of averages; otherwise those of single tokens and error variances.
+        result: result of :func:`measure`, or the content of its file.
+        tokens: number of tokens per turn.
+        averaged: whether to show correlations of averages; otherwise those of single tokens and error variances.
     """
     names = [policy["policy"] for policy in result["policies"]]
     key = "averaged_correlation" if averaged else "correlation"
@@ -373,8 +375,8 @@ def draw_scores(result: Mapping[str, Any], path: Path) -> None:
     """Draw the correlations of each estimator with their intervals to a PNG file; open markers mean three tokens.
 
     Args:
-        result: Result of :func:`measure`, or the content of its file.
-        path: Path of the PNG file; missing folders are created.
+        result: result of :func:`measure`, or the content of its file.
+        path: path of the PNG file; missing folders are created.
     """
     figure, axes = new_figure(11, 7)
     axes.remove()

@@ -70,9 +70,9 @@ def fill_tables(page: Path, text: str, results: Results) -> str:
     """Return the text of a page with new tables.
 
     Args:
-        page: Path of the page, to which links are relative; the working directory is the repository's root.
-        text: Current text of the page.
-        results: Kept results by name.
+        page: path of the page, to which links are relative; the working directory is the repository's root.
+        text: current text of the page.
+        results: kept results by name.
 
     Raises:
         ValueError: If the kind of a table is unknown, or it names a result that does not exist.
@@ -213,7 +213,7 @@ def rephrased_table(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return a Markdown table of success rates on rephrased prompts: a row per kind of policy, a column per phrasing.
 
     Args:
-        reports: For each kind of policy one report of ``lrl evaluate --rephrase FILE --json`` per seed.
+        reports: for each kind of policy one report of ``lrl evaluate --rephrase FILE --json`` per seed.
     """
     phrasings = list(
         dict.fromkeys(name for seeds in reports.values() for report in seeds for name in report["rephrased"])
@@ -326,7 +326,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "search_gains": lambda words, results, _: gains_table(_searched(words[0], results)),
     "synthetic": lambda words, results, _: synthetic_table({name: _named(name, results) for name in words}),
 }
-"""Functions that write a table, from the words after its kind, all results and the page."""
+"""Functions that return a table, given the words after its kind, all results and the page."""
 
 
 def filled_notebook(text: str, results: Mapping[str, dict[str, Any]]) -> str:

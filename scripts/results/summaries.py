@@ -55,10 +55,10 @@ def summarise(
     """Summarise the runs of one experiment.
 
     Args:
-        runs: Run directories, which differ only in their seeds.
-        metric: Column of ``metrics.csv`` whose last value is the result, and whose curve is saved.
-        drawn: Another column whose curve is saved for the figure; None draws ``metric``.
-        reach: Return for which :func:`first_episode` of each run is saved; None saves nothing.
+        runs: run directories, which differ only in their seeds.
+        metric: column of ``metrics.csv`` whose last value is the result, and whose curve is saved.
+        drawn: another column whose curve is saved for the figure; None draws ``metric``.
+        reach: return for which :func:`first_episode` of each run is saved; None saves nothing.
 
     Raises:
         ValueError: If no run is given, a run has no such metric, or the commands differ.
@@ -77,9 +77,12 @@ def summarise(
 
 
 def command_of(run: Path) -> str:
-    """Return the command of a run without its seed and run directory; raise ``ValueError`` if it has none.
+    """Return the command of a run without its seed and run directory.
 
-    In the name of a run from which it starts, the seed is replaced by ``{seed}``.
+    If the run starts from the weights of another run, the seed in the name of that run is replaced by ``{seed}``.
+
+    Raises:
+        ValueError: If the folder contains no command.
     """
     if not (run / "command.txt").is_file():
         raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
@@ -202,9 +205,9 @@ def rows_curve(
     """Return final values against the number of rows, with intervals at points of at least five seeds.
 
     Args:
-        label: Label of the curve.
-        values_by_rows: Final values ``(run,)`` by the number of rows; the numbers of seeds may differ.
-        bounds: Range of the metric, for which a bootstrap interval is used; None uses Student's interval.
+        label: label of the curve.
+        values_by_rows: final values ``(run,)`` by the number of rows; the numbers of seeds may differ.
+        bounds: range of the metric, for which a bootstrap interval is used; None uses Student's interval.
     """
     rows = sorted(values_by_rows)
     runs = np.array(list(zip_longest(*(values_by_rows[count] for count in rows), fillvalue=np.nan)))
@@ -222,8 +225,8 @@ def draw_rows(results: Sequence[dict[str, Any]], path: Path) -> Path:
     Several results with the same label and number of rows are one point.
 
     Args:
-        results: Kept results with ``label``, ``rows``, ``metric`` and ``runs``; the first determines the y axis.
-        path: Path of the PNG file.
+        results: kept results with ``label``, ``rows``, ``metric`` and ``runs``; the first determines the y axis.
+        path: path of the PNG file.
 
     Returns:
         ``path``.
@@ -243,9 +246,9 @@ def draw_twin(results: Sequence[Mapping[str, Any]], clock: str, path: Path) -> P
     """Draw the ``drawn`` metric of runs on the left axis and their ``metric`` on the right axis, with a line per run.
 
     Args:
-        results: Kept results with different ``drawn`` and ``metric``; the first determines the labels of the axes.
-        clock: The x axis, one of :data:`lrl.evaluation.pictures.CLOCKS`.
-        path: Path of the PNG file.
+        results: kept results with different ``drawn`` and ``metric``; the first determines the labels of the axes.
+        clock: the x axis, one of :data:`lrl.evaluation.pictures.CLOCKS`.
+        path: path of the PNG file.
 
     Returns:
         ``path``.
@@ -300,7 +303,7 @@ def baselines_table(reports: dict[str, dict[str, Any]]) -> str:
     """Return a Markdown table of the returns of several policies in the same environments.
 
     Args:
-        reports: Result of ``lrl success_table --json`` by the name of the policy.
+        reports: result of ``lrl success_table --json`` by the name of the policy.
     """
     lines = []
     for rows in zip(*(report["environments"] for report in reports.values()), strict=True):
