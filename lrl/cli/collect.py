@@ -103,7 +103,7 @@ def _check(policy: str | None, play: CollectOptions, export: ExportOptions) -> N
     """Check that the options request an output and do not contradict each other.
 
     Raises:
-        ValueError: If they request no output, or contradict each other.
+        ValueError: If the options request no output, or contradict each other.
     """
     if policy is None and export.jsonl is None and not (export.ranges or export.statistics):
         raise ValueError("give --policy to collect, --jsonl to export, --ranges or --statistics to measure, or several")

@@ -15,6 +15,9 @@ def fetch(model: str) -> None:
 
     Args:
         model: name of the model: smollm2.
+
+    Raises:
+        ValueError: If there is no model of this name.
     """
     from lrl.lm.files import SMOLLM2, cached
     from lrl.lm.files import fetch as fetch_model

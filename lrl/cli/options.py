@@ -101,7 +101,7 @@ class EnvOptions:
         """Raise if ``--env_kwargs`` or ``--reset_options`` is given but no environment is named.
 
         Raises:
-            ValueError: If one of them is given and no environment is named.
+            ValueError: If ``--env_kwargs`` or ``--reset_options`` is given and no environment is named.
         """
         for name in changed(self, ("env_kwargs", "reset_options")):
             if not self.named:

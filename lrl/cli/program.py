@@ -57,7 +57,11 @@ Example:
 
 
 def main() -> None:
-    """Run the command line; an error that a user caused is printed as one sentence, with exit status 2."""
+    """Run the command line; an error that a user caused is printed as one sentence, with exit status 2.
+
+    Raises:
+        SystemExit: If a user caused an error.
+    """
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # as `python -m lrl` does, so that packages in the current folder are found
     args = sys.argv[1:]

@@ -171,7 +171,7 @@ class RunDirectory:
             for record in self.earlier.iterdir():
                 os.replace(record, self.path / record.name.removeprefix(_WHOLE))
             self.earlier.rmdir()
-            with suppress(OSError):  # it holds those of other launches
+            with suppress(OSError):  # raised if the folder contains records of other launches
                 self.earlier.parent.rmdir()
         if self.made is None or (self.path / "checkpoints").exists():
             return

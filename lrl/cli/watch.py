@@ -45,6 +45,10 @@ def watch(
         temperature: sampling temperature; 0 takes the most probable response or action.
         turns: stop after this many turns.
         frames: write a picture of each turn to this folder.
+
+    Raises:
+        ValueError: If the options contradict each other, or the policy or the environment cannot be loaded.
+        SystemExit: If the input ends, or the user interrupts the episode; the exit status is 0.
     """
     from lrl.evaluation.episode_records import render_modes, watch_episode
 

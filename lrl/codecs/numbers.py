@@ -87,7 +87,11 @@ class DecimalCodec(NumberCodec):
         return [zeros.get(text, text) for text in [form % value for value in values]]
 
     def decode(self, texts: Sequence[str]) -> np.ndarray:
-        """Parse finite decimals with any number of digits; float64 ``(dimension,)``."""
+        """Parse finite decimals with any number of digits; float64 ``(dimension,)``.
+
+        Raises:
+            InvalidActionError: If a text is not a decimal number, or the number is too large for 64 bits.
+        """
         for text in texts:
             if not _DECIMAL.fullmatch(text):
                 raise InvalidActionError(f"{text[:20]!r} is not a decimal number")
@@ -162,6 +166,9 @@ class BinCodec(NumberCodec):
         """Return the values that bins represent; float64 ``(dimension,)``.
 
         The weighted sum returns the bounds themselves for 0 and 999, without rounding errors that would leave a Box.
+
+        Raises:
+            InvalidActionError: If a text is not an integer from 0 to 999.
         """
         for text in texts:
             if not _BIN.fullmatch(text):

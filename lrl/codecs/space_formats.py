@@ -80,7 +80,11 @@ class DiscreteFormat(SpaceFormat):
         return self.texts[position]
 
     def decode(self, text: str) -> int:
-        """Return the element that is named exactly ``text``."""
+        """Return the element that is named exactly ``text``.
+
+        Raises:
+            InvalidActionError: If no element has this name.
+        """
         if text not in self._index:
             raise InvalidActionError(f"the action must be one of {self.description}")
         return self._index[text]
@@ -113,7 +117,11 @@ class MultiDiscreteFormat(SpaceFormat):
         return ",".join(map(str, integers.tolist()))
 
     def decode(self, text: str) -> np.ndarray:
-        """Parse one integer per dimension, each within its range; the array has the space's shape and dtype."""
+        """Parse one integer per dimension; the array has the space's shape and dtype.
+
+        Raises:
+            InvalidActionError: If there are too few or too many integers, or one of them is out of range.
+        """
         integers = split_numbers(text, len(self._low))
         for integer, low, high in zip(integers, self._low, self._high, strict=True):
             if not re.fullmatch(r"-?[0-9]{1,20}", integer) or not low <= int(integer) <= high:
@@ -203,7 +211,11 @@ class TextFormat(SpaceFormat):
         return str(value)
 
     def decode(self, text: str) -> str:
-        """Return the text unchanged if it is an element of the space."""
+        """Return the text unchanged if it is an element of the space.
+
+        Raises:
+            InvalidActionError: If ``strict`` is true and the text is not an element of the space.
+        """
         if self._strict and text not in self._space:
             raise InvalidActionError("the text is too long or has characters that are not allowed")
         return text

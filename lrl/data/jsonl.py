@@ -285,7 +285,7 @@ class JsonlDemonstrations(Demonstrations):
         """Check that the training demonstrations are not read from the same file.
 
         Raises:
-            ValueError: If both read the same file.
+            ValueError: If the training demonstrations are read from the same file.
         """
         for source in training.sources:
             if isinstance(source, JsonlDemonstrations) and Path(source.path).resolve() == Path(self.path).resolve():

@@ -79,6 +79,7 @@ class MinariTurns(LazyDemonstrations):
         stored = source.reader.episode(index)
         steps = source.reader.demonstrated_steps(index, source.advised).tolist()
         try:
+            # Advised actions are appended to the others, so that one call of the augmentation transforms all of them.
             advice = stored.advised_actions if source.advised else {}
             observations, num_steps = stored.observations, len(stored.actions)
             actions = [*stored.actions, *advice.values()]
@@ -86,9 +87,9 @@ class MinariTurns(LazyDemonstrations):
                 rng = np.random.default_rng([source.seed, index, copy])
                 observations, actions = source.augmentation.augment(observations, actions, rng)
             advised = dict(zip(advice, actions[num_steps:], strict=True))
-            shown = {"observations": observations, "actions": actions[:num_steps], "advised_actions": advised}
+            changes = {"observations": observations, "actions": actions[:num_steps], "advised_actions": advised}
             return self._demonstrate(
-                replace(stored, **shown), steps, (source.seed, index, copy) if copy else (source.seed, index)
+                replace(stored, **changes), steps, (source.seed, index, copy) if copy else (source.seed, index)
             )
         except (ValueError, LookupError, TypeError) as error:  # raised by codecs for unknown data
             raise ValueError(
@@ -341,7 +342,7 @@ class MinariDemonstrations(Demonstrations):
         """Check that the training demonstrations include none of these episodes.
 
         Raises:
-            ValueError: If both use the same data set and have an episode in common.
+            ValueError: If the training demonstrations include an episode of these demonstrations.
         """
         for source in training.sources:
             if not (isinstance(source, MinariDemonstrations) and source.dataset_id == self.dataset_id):

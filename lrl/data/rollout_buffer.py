@@ -199,6 +199,7 @@ class RolloutDataModule(RunDataModule):
         if "prompt_ids" not in batch.inputs:
             return shuffled
         prompts, mask = (batch.inputs[name].cpu()[shuffled] for name in ("prompt_ids", "prompt_mask"))
+        # Different prompts in lexicographic order, the prompt of each turn, and the tokens shared with the one before.
         paths, path_of, shared = sorted_paths(torch.where(mask, prompts, -1))
         cluster = _clusters((paths >= 0).sum(1).tolist(), shared.tolist())
         place = torch.from_numpy(permutation(max(cluster) + 1, "cluster", self.seed, self.collection, epoch))
@@ -258,6 +259,8 @@ def _clusters(sizes: Sequence[int], shared: Sequence[int]) -> list[int]:
         sizes: number of tokens of each prompt, in lexicographic order of the prompts.
         shared: number of leading tokens that each prompt has in common with the one before it.
     """
+    # In lexicographic order, a prompt continues the nearest earlier prompt all of whose tokens it shares. The stack
+    # open_prompts contains the earlier prompts that a later one may still continue.
     parents, open_prompts = list[int](), list[int]()
     for number, equal in enumerate(shared):
         while open_prompts and sizes[open_prompts[-1]] > equal:

@@ -149,6 +149,7 @@ class DatasetReader:
         key = repr((about, observation_space, action_space))
         if key in _CHECKED:
             return
+        # Number of steps out of bounds, and a description of the first one, by the name and the space of a leaf.
         outside: dict[tuple[str, str], tuple[int, str]] = {}
         stored = iter(self._storage.get_episodes(range(len(self.lengths))))
         for index in range(len(self.lengths)):

@@ -81,7 +81,11 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         return outcome
 
     def end(self, error: EnvironmentFailedError) -> NoReturn:
-        """End all processes and raise an error of one of them."""
+        """End all processes and raise an error of one of them.
+
+        Raises:
+            EnvironmentFailedError: Always; ``error`` is raised.
+        """
         self._state = AsyncState.DEFAULT  # discards pending results of the other processes
         self.close(terminate=True)
         raise error

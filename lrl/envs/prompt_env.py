@@ -1,6 +1,6 @@
 """A data set of prompts as an environment whose episodes last one turn.
 
-Algorithms that learn from episodes can thus learn from offline states without additional code.
+Algorithms that learn from episodes can therefore learn from offline states without additional code.
 """
 
 from __future__ import annotations

@@ -159,6 +159,7 @@ class TextEnv(gym.Wrapper):
 
     @noise_seed.setter
     def noise_seed(self, seed: int | None) -> None:
+        """Set the seed for all later resets."""
         self._native.noise_seed = seed
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -83,6 +83,7 @@ class RephrasedCodec(TextCodec):
         """The given description, or the codec's own with the new names in the given order."""
         if self.phrasing.description is not None:
             return self.phrasing.description
+        # The names in the description are replaced one after another by the new names in the given order.
         order = iter(self.phrasing.order or self._codec.action_texts or ())
         return self._names.sub(lambda match: self._new[next(order, match[0])], self._codec.description)
 

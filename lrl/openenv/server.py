@@ -143,7 +143,11 @@ class ServedEnvironment:
         return _observation(text, float(reward), bool(terminated), bool(truncated), info)
 
     def reply(self, raw: str) -> dict[str, Any] | None:
-        """Return the response to one message of a session; None if the message ends it."""
+        """Return the response to one message of a session; None if the message ends the session.
+
+        Args:
+            raw: the message, as JSON.
+        """
         try:
             message = _json_of(raw)
             if not isinstance(message, dict):
@@ -371,7 +375,7 @@ def require_extra() -> None:
     """Check that the packages of the extra ``openenv`` are installed.
 
     Raises:
-        ValueError: If one of them is not installed.
+        ValueError: If one of these packages is not installed.
     """
     for name in ("starlette", "uvicorn", "websockets"):
         if importlib.util.find_spec(name) is None:

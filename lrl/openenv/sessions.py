@@ -220,7 +220,7 @@ class UrlEndpoint:
         """Return the description and the action schema of the environment, from ``/metadata`` and ``/schema``.
 
         Raises:
-            ValueError: If they cannot be read.
+            ValueError: If the server cannot be reached, or is not an OpenEnv server.
         """
         schema, metadata = self._get("schema"), self._get("metadata")
         if not isinstance(schema.get("action"), dict):

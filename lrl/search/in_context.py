@@ -144,9 +144,9 @@ class InContextSearcher(Searcher):
 
     @property
     def _proposing(self) -> Searcher:
-        told = self._model.entries
-        different = len({round(entry.value, 9) for entry in told}) > 1
-        return self._model if len(told) >= self.warmup and different else self._random
+        trials = self._model.entries
+        different = len({round(entry.value, 9) for entry in trials}) > 1
+        return self._model if len(trials) >= self.warmup and different else self._random
 
     @property
     def is_random(self) -> bool:

@@ -39,6 +39,9 @@ def synthetic_search(
         iterations: number of proposals of each search after five random ones; default: 40.
         checkpoint: a run that learned to search, which is compared with the other searchers.
         json: write all figures to this file.
+
+    Raises:
+        ValueError: If an option would be ignored, or there are fewer than two functions to compare searchers on.
     """
     compared = {"iterations": iterations, "checkpoint": checkpoint, "json": json}
     ignored, how = ({"held_out": held_out or None}, "without") if write is None else (compared, "with")

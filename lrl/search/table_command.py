@@ -57,6 +57,9 @@ def search_table(
         machine: description of the machine, for the records.
         json: write all records to this file, with the best return so far after each improvement.
         picture: draw the best return so far against episodes to this PNG.
+
+    Raises:
+        ValueError: If a task or method is unknown, the options contradict each other, or a record has another budget.
     """
     from lrl.cli.run_directory import commit
     from lrl.evaluation.report import read_result

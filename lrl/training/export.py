@@ -20,7 +20,7 @@ FOLDER = "model"
 class ExportModel(L.Callback):
     """Writes ``model/`` into the run directory at the end of training, and pushes it to the Hugging Face hub.
 
-    The folder holds the full model, or the adapter if one was trained, and the tokenizer.
+    The folder contains the tokenizer and the full model, or only the adapter if one was trained.
 
     Args:
         repo_id: ``name`` or ``organisation/name`` on the hub; null pushes nothing.

@@ -123,6 +123,9 @@ class GradientModule(PolicyModule, ABC):
         Args:
             rollout: a rollout on the device of the module, with ``values`` if :attr:`needs_values` and
                 ``ref_logprobs`` if :attr:`needs_reference`.
+
+        Raises:
+            ValueError: If the algorithm does not learn from rollouts.
         """
         raise ValueError(
             f"data is a RolloutDataModule; it must be a DemonstrationsDataModule for {type(self).__name__}."

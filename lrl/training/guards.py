@@ -222,7 +222,7 @@ class Interruption:
 
     @contextmanager
     def abandonable(self) -> Iterator[None]:
-        """Let a signal abort this part of :meth:`attempt`, which must make no collective calls."""
+        """Let a signal abort this part of :meth:`attempt`, which must make no collective calls between ranks."""
         if self._trainer is not None and self._received:
             raise _AbandonedError
         self._abandons = self._trainer is not None

@@ -175,6 +175,7 @@ def correct_loop_counters(loops: dict[str, Any], validated: int) -> None:
     epochs, minibatches = fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]
     finished, trained, last = epochs["processed"], minibatches["current"]["processed"], minibatches["is_last_batch"]
     last = last and trained == minibatches["current"]["ready"]
+    # Within a pass: it has started but is not counted as finished, or a limit ended it before its last minibatch.
     within = epochs["started"] > finished
     if not within and epochs["ready"] == finished and trained and not last:  # the pass was ended early
         within, finished = True, finished - 1

@@ -108,8 +108,8 @@ def take_weights(policy: nn.Module, weights: dict[str, Tensor], source: str, par
     own = own_weights(policy)
     unknown = [name for name in weights if canonical(name) not in own]
     if unknown or not weights:
-        held = unknown[:3] or "no weights"
-        raise ValueError(f"model.init_from is {source!r}; it holds {held}, which this policy lacks.")
+        reason = f"contains {unknown[:3]}, which this policy lacks" if unknown else "contains no weights"
+        raise ValueError(f"model.init_from is {source!r}; it {reason}.")
     taken = {own[canonical(name)][0]: tensor for name, tensor in weights.items()}
     targets = dict(own.values())
     if not partial:
@@ -257,6 +257,7 @@ def merge_adapters(policy: Policy, weights: dict[str, Tensor], source: str) -> t
         )
     kept = {name: tensor for name, tensor in weights.items() if not canonical(name).endswith((_A, _B))}
     by_name = {canonical(name): name for name in kept}
+    # W + alpha / rank * B A, computed in double precision; W is the given base weight if there is one.
     for layer in layers:
         name, base = own.get(f"{layer}.weight", (None, None))
         if name is None or base is None or sum(tensor is base for _, tensor in own.values()) > 1:

@@ -80,7 +80,11 @@ class Decoding:
         return len(self.prompts) / (time.perf_counter() - started)
 
     def llama_cpp(self) -> float:
-        """Return responses per second of llama.cpp, which processes each prompt once for its group."""
+        """Return responses per second of llama.cpp, which processes each prompt once for its group.
+
+        Raises:
+            RuntimeError: If a response has fewer than the maximum number of tokens.
+        """
         temperature = self.sampling.temperature
         whole = {"top_k": 0 if temperature else 1, "top_p": 1.0, "min_p": 0.0}  # by default it sorts the vocabulary
         settings = {"n_predict": self.sampling.max_new_tokens, "temperature": temperature, **whole}

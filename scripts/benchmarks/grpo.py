@@ -245,7 +245,7 @@ def compare_first_batch(module: GRPOModule, trainer: Any, tolerance: float | Non
             at most :data:`LENGTH` more than the length of TRL's gradient.
 
     Raises:
-        AssertionError: If they differ.
+        AssertionError: If the losses or the gradients differ by more than the tolerance.
     """
     inputs = first_batch(trainer)
     if tolerance is None:

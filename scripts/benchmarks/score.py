@@ -67,14 +67,14 @@ class Both:
         self.prompt_tokens += lengths.tolist()
         columns = (lengths[:, None] + torch.arange(longest)).repeat_interleave(count, 0)
         ids = torch.nn.functional.pad(prompt_ids, (0, longest)).repeat_interleave(count, 0)
-        told, counts = self.candidates.repeat(len(lengths), 1), self.mask.repeat(len(lengths), 1)
-        ids.scatter_(1, columns, told)
+        candidate_ids, counts = self.candidates.repeat(len(lengths), 1), self.mask.repeat(len(lengths), 1)
+        ids.scatter_(1, columns, candidate_ids)
         seen = torch.arange(ids.shape[1])[None] < columns[:, :1] + counts.sum(1, keepdim=True)
         model: Any = self.repeating.language_model.model
         hidden = model.model(input_ids=ids, attention_mask=seen.long()).last_hidden_state
         picked = hidden.gather(1, (columns - 1)[:, :, None].expand(-1, -1, hidden.shape[-1]))
         logprobs = torch.log_softmax(model.lm_head(picked).float(), -1)
-        sums = (logprobs.gather(-1, told[:, :, None])[:, :, 0] * counts).sum(1)
+        sums = (logprobs.gather(-1, candidate_ids[:, :, None])[:, :, 0] * counts).sum(1)
         return sums.view(len(lengths), count)
 
     def check(self) -> float:

@@ -128,7 +128,7 @@ def compare_first_batch(ours: Ours, theirs: Theirs, count: int) -> dict[str, Any
     """Compare loss and gradient on the first demonstrations.
 
     Raises:
-        AssertionError: If they differ.
+        AssertionError: If the losses or the gradients differ.
     """
     batch, trainer = ours.batch(count), theirs.trainer
     trainer.model.train()

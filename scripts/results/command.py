@@ -69,6 +69,9 @@ def keep(
         reach: also store when the mean return of 25 training episodes first reaches this return.
         baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
         note: a note for the file.
+
+    Raises:
+        ValueError: If the options contradict each other, a run cannot be read, or a value is out of bounds.
     """
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
     if rows is not None and (rows < 1 or label is None):

@@ -67,6 +67,7 @@ def credit_truth(
     python scripts/credit_truth.py --json assets/results/credit_truth.json --figure assets/pictures/credit_truth.png
 
     Args:
+        config: sizes of the comparison.
         machine: description of the machine, for the file.
         json: write all figures to this file.
         figure: draw the correlations to this PNG.

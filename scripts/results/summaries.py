@@ -180,6 +180,9 @@ def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> 
 
     Returns:
         The files: ``<name>.png`` for the first clock, ``<name>_<clock>.png`` for the others.
+
+    Raises:
+        ValueError: If the results cannot be drawn in one picture, for example because their metrics differ.
     """
     first = results[0]
     for key in ("rows", "twin", "metric", "drawn"):
