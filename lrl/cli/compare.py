@@ -30,7 +30,7 @@ def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None
     Args:
         runs: run directories or files of assets/results.
         baseline: runs to compare with.
-        metric: a column of metrics.csv; default: that of the results, or val/exact_success.
+        metric: a column of metrics.csv; default: the metric of the results, or val/exact_success.
         bootstrap: print a bootstrap over pairs in addition if the metric is unbounded.
 
     Raises:

@@ -194,7 +194,7 @@ def _unfolded(given: Any) -> dict[str, Any]:
 
 
 def _names(known: Iterable[Argument]) -> dict[str, str]:
-    """Return the arguments of a class by their names, and those of its groups one level down as ``group.name``."""
+    """Return the key of each argument by its name: ``name``, or ``group.name`` for an argument in a group."""
     names = {one.name: one.name for one in known}
     for one in known:
         for inner in (arguments(one.group) or ()) if one.group else ():
@@ -244,8 +244,8 @@ def _overview(command: str, purpose: str) -> str:
     sections["keys of a run"] = {f"--{name} VALUE": text for name, text in top.items()}
     sections["options of a class"] = {
         "--model.help CLASS": "list the arguments of a model, such as `--model.help PPOValueHeadModule`",
-        "--data.help CLASS": "list those of a data module",
-        "--KEY.help CLASS": "list those of any class below, such as `--model.init_args.policy.help TextPolicy`",
+        "--data.help CLASS": "list the arguments of a data module",
+        "--KEY.help CLASS": "list the arguments of a class below: `--model.init_args.policy.help TextPolicy`",
         "--KEY VALUE": "set any key of the configuration, such as `--model.init_args.optimizer.lr 1e-4`",
         "--print_config": "print the whole configuration and exit",
     }
@@ -278,7 +278,7 @@ def _class_help(program: str, key: str, kind: SourceClass) -> str | None:
 
 
 def _lines(key: str, known: Iterable[Argument], given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return options and their descriptions; those of a group of settings follow it.
+    """Return options and their descriptions; the options in a group of settings follow the group.
 
     Args:
         key: prefix of the options.

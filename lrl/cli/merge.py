@@ -36,7 +36,7 @@ def merge(
         peft_model_id: a folder or hub name of an adapter that peft saved.
         push_to_hub: push the folder to the private repository of the hub with this name.
         value_head: write the critic of --checkpoint as value_head/value_head.safetensors, for model.init_from.
-        dtype: data type of the written weights; default: that of the model.
+        dtype: data type of the written weights; default: the data type of the model.
 
     Raises:
         ValueError: If the options contradict each other, the folder is not empty, or the model cannot be loaded.

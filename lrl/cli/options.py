@@ -138,7 +138,7 @@ class PlayedEnvOptions(EnvOptions):
         return envs.of({**self.env_kwargs, "url": self.env_url, "reset_options": self.reset_options})
 
     def load(self, checkpoint: str) -> Loaded:
-        """Load the policy of a checkpoint, with the named environment or that of the checkpoint.
+        """Load the policy of a checkpoint, with the environment of the options, or of the checkpoint if none is named.
 
         Raises:
             ValueError: If the checkpoint contains no policy, or an option would be ignored.
@@ -164,7 +164,7 @@ class PlayOptions:
     """Sampling temperature; 0 takes the most probable response or action."""
 
     def play(self, fabric: Fabric, loaded: Loaded) -> EpisodeResults:
-        """Play this device's share of the episodes with a progress bar, and return those of all devices."""
+        """Play this device's share of the episodes with a progress bar, and return the results of all devices."""
         from lrl.cli.quiet import progress_bar
         from lrl.evaluation.episodes import evaluate_policy, gather
 
@@ -189,7 +189,7 @@ class DeviceOptions:
     strategy: str = "auto"
     """How Fabric starts the devices: ddp, ddp_spawn or dp."""
     precision: str | None = None
-    """Precision for Lightning Fabric, for example bf16-mixed; default: that of the weights."""
+    """Precision for Lightning Fabric, for example bf16-mixed; default: the precision of the weights."""
 
     def fabric(self) -> Fabric:
         """Create the Lightning Fabric object for these devices.

@@ -31,7 +31,7 @@ def success_table(
 ) -> None:
     """Evaluate policies in several environments, and print a Markdown table with 95% intervals.
 
-    The table of one policy has its return, length and success; that of several policies has the --figure of each.
+    The table of one policy has its return, length and success. A table of several policies has the --figure of each.
 
     lrl success_table --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
     lrl success_table --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --env_id lrl/BabyAI-GoToLocal-v0
@@ -44,7 +44,7 @@ def success_table(
         env_kwargs: JSON objects of arguments; each environment is played with each of them.
         play: episodes in each environment.
         accelerator: kind of the device; only one is used.
-        precision: precision for Lightning Fabric, for example bf16-mixed; default: that of the weights.
+        precision: precision for Lightning Fabric, for example bf16-mixed; default: the precision of the weights.
         merge_adapters: merge the adapters into the weights first, which is faster; results are the same up to rounding.
         figure: metric that is shown for several policies.
         machine: description of the machine, for the file.

@@ -240,7 +240,8 @@ class NumberFormat:
     selects the known ranges of the environment, or the bounds of its space."""
     statistics: Ranges | None = None
     """Mean and standard deviation of normalised numbers, given like ``ranges``, ``[mean, deviation]`` per observed
-    dimension. They are fixed for a run and saved with it; ``lrl collect --statistics`` prints those of a data set."""
+    dimension. They are fixed for a run and saved with it. ``lrl collect --statistics`` prints the statistics of a data
+    set."""
     names: bool = False
     """Whether each observed number follows the name of its dimension, for environments with known names."""
     action_names: bool = False

@@ -153,7 +153,7 @@ def _mujoco_observation(native: Any, body: Body) -> tuple[Quantity, ...] | None:
 
 
 def _mujoco_action(native: Any) -> tuple[Quantity, ...]:
-    """Return name and unit of each number of an action. The name is that of the joint that the motor drives.
+    """Return name and unit of each number of an action. Each number is named by the joint that its motor drives.
 
     Controls are multiplied by the motor's gear, so they are in units of torque or force only if the gear is 1.
     """

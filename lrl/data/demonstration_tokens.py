@@ -25,7 +25,7 @@ from lrl.policies.policy import Policy
 from lrl.types import Demonstration, Inputs, TurnBatch
 
 LossOn = Literal["completion", "all"]
-"""Whether only the tokens of the response contribute to the loss, or those of the prompt as well."""
+"""Whether only the tokens of the response contribute to the loss, or the tokens of the prompt as well."""
 
 _MAX_CACHED_RESPONSES = 50_000
 """Maximum number of cached tokenised responses; a full cache is emptied."""

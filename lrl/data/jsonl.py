@@ -144,7 +144,7 @@ def parse_observation(codec: TextCodec, record: dict[str, Any], space: gym.Space
 
     Returns:
         The text, with tags if the environment's format has them, and the native observation. If the codec cannot parse
-        observations, the text is that of the file and the observation is None.
+        observations, the text is returned as it is in the file, and the observation is None.
 
     Raises:
         LookupError: If the line has no ``observation``, or its value is not a string or not in the environment's

@@ -204,7 +204,7 @@ class EpisodeSelection:
         return episodes[steps > 0], steps[steps > 0]
 
     def _with_min_return(self, reader: DatasetReader, episodes: np.ndarray) -> np.ndarray:
-        """Return those of some episodes, int64 ``(episode,)``, whose return is at least ``min_return``."""
+        """Return the episodes, int64 ``(episode,)``, whose return is at least ``min_return``."""
         if self.min_return is None or not len(episodes):
             return episodes
         returns = reader.returns[episodes]
@@ -239,8 +239,8 @@ class MinariDemonstrations(Demonstrations):
     """Demonstrates the actions of a Minari data set, with the prompts of the environment.
 
     A data set contains native observations and actions, from which a policy that acts natively learns. For a policy
-    that responds in text, the environment's codec writes them as text, and the history is that of the episode. Episodes
-    are read on demand.
+    that responds in text, the environment's codec writes them as text, and the history contains the previous steps of
+    the episode. Episodes are read on demand.
 
     Random actions that were inserted during collection (``lrl collect --random_share``) are not demonstrated, but are
     part of the history. With ``advised``, the actions that the policy would have chosen instead are demonstrated as
@@ -317,7 +317,7 @@ class MinariDemonstrations(Demonstrations):
         return self._reader
 
     def validate(self, env: EnvFactory) -> None:
-        """Check that the spaces are those of the environment.
+        """Check that the data set has the spaces of the environment.
 
         Raises:
             ValueError: If a space differs, the augmentation does not support the actions, or the data set is missing,

@@ -95,7 +95,7 @@ class RecordedEpisode:
     random_steps: list[int] = field(default_factory=list)
     """Indices of steps whose action :class:`~lrl.policies.baselines.NoisyActor` sampled at random."""
     advised_actions: dict[int, Any] = field(default_factory=dict)
-    """Native actions by step: those of the advisor, or if there is none, the policy's at the steps in ``random_steps``.
+    """Native actions by step: with an advisor its actions, otherwise the policy's own at the steps in ``random_steps``.
 
     An illegal action of the policy is left out.
     """

@@ -129,7 +129,7 @@ class TransitionsDataModule(ClockedDataModule):
         self._check_rows()
 
     def _split(self, reader: DatasetReader) -> dict[Split, np.ndarray]:
-        """Split the indices of episodes at random; the validation split is that of ``MinariDemonstrations``."""
+        """Split the indices of episodes at random; ``MinariDemonstrations`` has the same validation split."""
         num_episodes = len(reader.lengths)
         shares: dict[Split, float] = {"validation": self.validation_share, "test": self.test_share}
         counts = {split: max(round(share * num_episodes), int(share > 0)) for split, share in shares.items()}

@@ -239,8 +239,8 @@ class LocalLevel(RoomGridLevel):
     Args:
         tasks: tasks, one of which is sampled at each reset.
         split: the objects that missions name.
-        num_distractors: number of objects in addition to those of the mission; objects may have the same colour and
-            type. If it is a list, one of its numbers is sampled at each reset.
+        num_distractors: number of objects that the mission does not name; objects may have the same colour and type.
+            If it is a list, one of its numbers is sampled at each reset.
         room_size: side length of a room in cells, including walls; at least 5.
         max_steps: time limit; None selects ``room_size**2`` steps for ``goto`` and ``pickup``, and twice as many for
             other tasks: 64 and 128 in rooms of size 8.

@@ -253,7 +253,7 @@ class CheckedEnv(gym.Wrapper):
 
 
 def _name(env: gym.Env) -> str:
-    """Return the registered name of an environment, or else that of its class."""
+    """Return the registered name of an environment, or the name of its class if it is not registered."""
     spec = env.unwrapped.spec
     return type(env.unwrapped).__name__ if spec is None else spec.id
 

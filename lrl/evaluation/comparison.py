@@ -1,6 +1,7 @@
 """Paired comparison of two sets of runs with the same seeds: mean difference, interval and statistical power.
 
-Power is that of the two-sided paired t test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
+The power is computed for the two-sided paired t test (Cohen, Statistical Power Analysis for the Behavioral Sciences,
+1988).
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def power_of_pairs(effect: float, pairs: int) -> float:
     from scipy.stats import chi2, norm, t
 
     shift, critical = effect * math.sqrt(pairs), t.isf(_ALPHA / 2, pairs - 1)
-    # The noncentral t distribution is computed as a mean over the sample's standard deviation, because that of scipy
-    # 1.17 is nan for some arguments.
+    # The noncentral t distribution is computed as a mean over the sample's standard deviation, because the function of
+    # scipy 1.17 returns nan for some arguments.
     spread = np.sqrt(chi2.ppf((np.arange(_NODES) + 0.5) / _NODES, pairs - 1) / (pairs - 1))
     return float(np.mean(norm.cdf(shift - critical * spread) + norm.cdf(-shift - critical * spread)))
 

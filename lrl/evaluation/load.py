@@ -97,8 +97,8 @@ def _configure(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> Non
     """Load the base and the trained weights of a policy.
 
     Raises:
-        ValueError: If the frozen base model, which is not in the checkpoint, is not that of the training run, or if
-            trained weights are missing or unknown.
+        ValueError: If the frozen base model, which the checkpoint does not contain, is another one than in training, or
+            if trained weights are missing or unknown.
     """
     policy.configure()
     base = checkpoint["lrl"].get("fingerprint", "")

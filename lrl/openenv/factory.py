@@ -168,7 +168,7 @@ class OpenEnvEnvs(EnvFactory):
         kwargs: arguments of ``environment``.
         action: conversion of a text to an action; None derives it from the environment's schema.
         observation_field: field of the observation that is shown; None shows all fields.
-        description: description of the environment, for the system message; None uses that of the environment.
+        description: description of the environment, for the system message; None uses the environment's own.
         invalid_penalty: reward of a response without a legal action.
         max_invalid: number of consecutive invalid responses that ends an episode.
         max_episode_steps: number of steps after which an episode is truncated; None leaves it to the environment.

@@ -42,7 +42,7 @@ class ClonedNetwork(nn.Module):
         action_space: a Discrete space or a Box.
 
     Raises:
-        ValueError: If the weights are those of another action space.
+        ValueError: If the weights do not fit the action space.
     """
 
     def __init__(self, settings: Mapping[str, Any], weights: Mapping[str, Tensor], action_space: gym.Space) -> None:
@@ -149,7 +149,7 @@ def _policy_config(checkpoint: Any) -> Mapping[str, Any]:
 class CloneLikelihoodReward(NetworkReward):
     """Reward equal to the log-likelihood of an action under a network that was cloned from demonstrations.
 
-    :meth:`ClonedNetwork.log_likelihoods` defines the log-likelihood; in a Box, that of the clone's greedy action is 0.
+    :meth:`ClonedNetwork.log_likelihoods` defines the log-likelihood. In a Box, it is 0 for the clone's greedy action.
     The reward is at least -50, which is also the reward of an invalid response. Unlike
     :class:`~lrl.rewards.behaviour_cloning.BehaviourCloningReward`, it needs no action of the demonstrator, so the rows
     may come from any policy.

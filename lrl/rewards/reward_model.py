@@ -43,7 +43,7 @@ class ZScores(nn.Module):
 
     @torch.no_grad()
     def fit(self, vectors: Tensor) -> None:
-        """Compute mean and standard deviation of vectors ``(row, size)``; that of a constant component is set to 1."""
+        """Compute mean and standard deviation of vectors ``(row, size)``; constant components get the deviation 1."""
         chunks, count = vectors.split(_CHUNK), len(vectors)
         mean = sum((chunk.double().sum(0) for chunk in chunks), torch.zeros_like(self.mean).double()) / count
         squares = sum(((chunk.double() - mean).square().sum(0) for chunk in chunks), torch.zeros_like(mean))
@@ -253,8 +253,8 @@ class LearnedReward(NetworkReward):
     Args:
         path: run directory or checkpoint of :class:`~lrl.algorithms.reward_model.RewardModelModule`; see
             :func:`reward_model_file`.
-        invalid: reward of an invalid response. The default is that of the original experiment, the smallest reward of
-            its HalfCheetah data; null selects the smallest reward of the data that the model was trained on.
+        invalid: reward of an invalid response. As in the original experiment, the default is the smallest reward of its
+            HalfCheetah data; null selects the smallest reward of the data that the model was trained on.
         weight: factor of this reward in the weighted sum.
         disagreement_coef: number of standard deviations over the members of an ensemble to subtract.
 

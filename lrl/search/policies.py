@@ -138,8 +138,8 @@ class LinearPolicy(SearchedPolicy):
 
     If actions are Discrete, the outputs are scores, and the action with the highest score is selected, the first of
     equal ones. If they are a Box, the outputs are clipped to it, so that penalties on large actions apply to possible
-    actions only. The order of the parameters is that of ProPS (arXiv:2511.21928): all outputs of the first dimension of
-    the observation, all outputs of the second, and so on, then the biases.
+    actions only. The parameters are in the order of ProPS (arXiv:2511.21928): all outputs of the first dimension of the
+    observation, all outputs of the second, and so on, then the biases.
 
     Args:
         bias: whether the policy has biases.

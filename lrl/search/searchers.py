@@ -414,9 +414,10 @@ class CrossEntropyMethod(GenerationSearcher):
     """Cross-entropy method (Rubinstein, 1999; Szita and Lörincz, "Learning Tetris", 2006).
 
     Parameters are sampled independently of each other, and their distributions are fitted to the best proposals of each
-    generation. The distribution of a real parameter is normal, and initially that of random parameters; additional
-    noise, which decreases linearly to zero, prevents it from becoming narrow too early. The distribution of an entry of
-    a table is categorical, initially uniform, and mixed with a uniform distribution whose weight decreases likewise.
+    generation. The distribution of a real parameter is normal, and initially the distribution of random parameters.
+    Additional noise, which decreases linearly to zero, prevents it from becoming narrow too early. The distribution of
+    an entry of a table is categorical, initially uniform, and mixed with a uniform distribution, whose weight also
+    decreases linearly to zero.
 
     Args:
         population_size: number of proposals of a generation.

@@ -189,7 +189,7 @@ def _played(records: Records, task: str, method: str) -> list[dict[str, Any]]:
 def _budget(records: Records, task: str) -> str:
     """Return the number of episodes or steps after which the runs of a task ended.
 
-    Numbers that differ from that of the first method are listed together with their methods.
+    Numbers that differ from the number of the first method are listed together with their methods.
     """
     ended: dict[str, list[str]] = {}
     for method in _names(records, "method"):

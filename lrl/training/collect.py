@@ -453,7 +453,7 @@ def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int
 
 
 def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
-    """Return the metrics in the infos, each float32 ``(turn,)``, or ``(episode,)`` for those of whole episodes."""
+    """Return the metrics in the infos, each float32 ``(turn,)``, or ``(episode,)`` for metrics of whole episodes."""
     columns: dict[str, list[np.ndarray]] = defaultdict(list)
     for step in steps:
         reported = {name: column for name, column in step.infos.items() if column.dtype.kind in "bfiu"}

@@ -330,7 +330,7 @@ class GradientModule(PolicyModule, ABC):
 
     @property
     def overwritten_names(self) -> set[str]:
-        """Names of frozen weights that ``init_from`` replaced, so that they differ from those of the base model."""
+        """Names of frozen weights that ``init_from`` replaced, so that they differ from the base model."""
         return self._overwritten
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -188,7 +188,7 @@ class RunModule(L.LightningModule, ABC):
         return self._means.flush()
 
     def _metric_states(self) -> list[State]:
-        """Return the metrics of each rank, without those of an unfinished minibatch, which a resumed run repeats."""
+        """Return the metrics of each rank, except for an unfinished minibatch, which a resumed run repeats."""
         loop = self.trainer.fit_loop
         epoch: Any = loop.epoch_progress.current
         minibatch: Any = loop.epoch_loop.batch_progress.current

@@ -87,7 +87,7 @@ class ExactSuccess(L.Callback):
     """Logs ``val/exact_success`` after each validation on FrozenLake; does nothing elsewhere.
 
     The success rate is computed from the greedy action in each state and the transition table, so it has no sampling
-    error. ``val/exact_success_of_optimum`` is its ratio to that of the optimal policy. Both are averaged over maps. At
+    error. ``val/exact_success_of_optimum`` is its ratio to the optimal policy's rate. Both are averaged over maps. At
     the end of training on a single map, the log reports whether the map is solved, and lists the states in which the
     greedy action is not optimal, with the sampling probabilities of the greedy and the optimal actions.
 

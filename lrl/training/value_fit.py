@@ -23,7 +23,7 @@ class ValueFit:
     """Settings of a least-squares fit to the returns: on all turns by L-BFGS, or on minibatches by Adam."""
 
     method: Literal["lbfgs", "adam"] = "lbfgs"
-    """Optimiser; the state of L-BFGS is reset in every collection, that of Adam is kept."""
+    """Optimiser. The state of L-BFGS is reset in every collection, and the state of Adam is kept."""
     l2: NonNegativeFloat = 1e-3
     """Weight of the penalty on the squared weights."""
     iterations: PositiveInt = 25

@@ -199,7 +199,7 @@ def as_turns(inputs: dict[str, Tensor]) -> TurnBatch:
 
 
 def trained(model: Any) -> list[Tensor]:
-    """Return the trained weights: all, or those of adapters."""
+    """Return the trained weights: all weights, or the weights of adapters."""
     return [weight for weight in model.parameters() if weight.requires_grad]
 
 

@@ -1,4 +1,4 @@
-"""The cost of text without a model: microseconds per step of a text environment beyond those of the native one.
+"""The cost of text without a model: additional microseconds per step of a text environment over the native one.
 
 Both play the same episodes with the same random actions, alternately. The difference is the cost of the text layer: the
 response format, the text of actions and the text of observations.

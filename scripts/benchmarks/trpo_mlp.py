@@ -3,11 +3,12 @@
 lrl runs the documented command with ``configs/half_cheetah/trpo_mlp.yaml``, including its parsing, logging and
 checkpoints; sb3-contrib runs ``TRPO("MlpPolicy").learn`` without a logger, on observations that are normalised and
 clipped in the same way. Both take the same number of environment steps and then play 20 held-out episodes without
-noise, whose returns are kept. Both critics take ten passes of Adam over minibatches of 128. The KL divergence of
-sb3-contrib is a mean over the six dimensions of an action, that of lrl their sum, so that ``max_kl`` and damping are
-divided by six. The remaining differences are the line search (lrl halves the step and requires a tenth of the predicted
-improvement, sb3-contrib multiplies it by 0.8 and accepts any improvement), Adam's epsilon, and the direction of the
-divergence in the line search.
+noise, whose returns are kept. Both critics take ten passes of Adam over minibatches of 128. The KL divergence is a mean
+over the six dimensions of an action in sb3-contrib and a sum in lrl, so ``max_kl`` and damping are divided by six.
+
+The remaining differences are the line search (lrl halves the step and requires a tenth of the predicted improvement,
+sb3-contrib multiplies it by 0.8 and accepts any improvement), Adam's epsilon, and the direction of the divergence in
+the line search.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ def credit_table(result: Mapping[str, Any], tokens: int, averaged: bool = False)
     Args:
         result: result of :func:`measure`, or the content of its file.
         tokens: number of tokens per turn.
-        averaged: whether to show correlations of averages; otherwise those of single tokens and error variances.
+        averaged: True shows correlations of averages, False correlations and error variances of single tokens.
     """
     names = [policy["policy"] for policy in result["policies"]]
     key = "averaged_correlation" if averaged else "correlation"
