@@ -178,10 +178,14 @@ def check(variant, chain, root, whole):
     assert_same(fit(variant, root), whole(variant))
 
 
-def assert_same(ended, expected):
-    """Compare weights, clocks and the rows that were logged."""
+def assert_same_weights(ended, expected):
     ours, theirs = (trainer.lightning_module.state_dict() for trainer in (ended, expected))
     assert all(torch.equal(ours[name], weight) for name, weight in theirs.items()), "other weights"
+
+
+def assert_same(ended, expected):
+    """Compare weights, clocks and the rows that were logged."""
+    assert_same_weights(ended, expected)
     clocks = [{k: v for k, v in t.datamodule.clocks.items() if k != "minutes"} for t in (ended, expected)]
     assert clocks[0] == clocks[1]
     logged = ended.logger.rows
@@ -220,6 +224,12 @@ def test_a_run_that_a_limit_ended_goes_on_where_it_stopped(whole, tmp_path, limi
     stopped = fit("plain", tmp_path, *stops, often=None, **changes)
     assert stopped.fit_loop.epoch_loop.batch_progress.total.processed == minibatches
     assert_same(resume("plain", tmp_path), whole("plain"))
+
+
+def test_a_checkpoint_saved_after_a_limit_ended_the_run_goes_on_with_the_rest_of_the_pass(whole, tmp_path):
+    stopped = fit("plain", tmp_path, often=None, max_steps=PARTS + 1)
+    stopped.save_checkpoint(tmp_path / "checkpoints" / "last.ckpt")  # now Lightning has counted the pass as finished
+    assert_same_weights(resume("plain", tmp_path), whole("plain"))  # the first part of the pass has a row of its own
 
 
 @pytest.mark.parametrize("minibatches", [1, 2, 3])

@@ -35,6 +35,16 @@ def test_keys_do_not_depend_on_the_order_of_fields():
     assert len({request_key(*other) for other in others}) == 4
 
 
+def test_keys_stay_the_same_so_that_stored_responses_are_found_again():
+    body = {"model": "m", "messages": [{"role": "user", "content": "où? \ud800"}], "temperature": 0.5}
+    assert request_key("http://host/v1", body, 7) == "77713a70c1d59ddbbb6c89db8a195acb94b4a4cbdec424aff2e8824c165ed980"
+
+
+def test_sampling_that_is_not_a_number_has_no_key():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        request_key("u", {"temperature": float("nan")}, 0)
+
+
 def test_a_response_with_text_replaces_an_empty_one(tmp_path):
     cache = CompletionCache(tmp_path / "c.sqlite")
     assert [cache.add("k", "m", completion(text)).text for text in (" \n", "", "go", "stay", "")] == [

@@ -20,7 +20,9 @@ from lrl.data.demonstrations import DemonstrationsDataModule
 from lrl.data.jsonl import JsonlDemonstrations, write_jsonl
 from lrl.data.minari import MinariDemonstrations
 from lrl.data.minari_writer import collect, observation_ranges, observation_statistics
+from lrl.data.rows import MinariRows
 from lrl.data.sources import Augmentation, ExpertDemonstrations
+from lrl.data.transitions import TransitionsDataModule
 from lrl.envs import minari_reader
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import ExpertQRows
@@ -404,6 +406,16 @@ def test_a_data_set_that_is_not_local_is_downloaded(datasets, monkeypatch, capfd
     monkeypatch.setattr(minari, "download_dataset", offline)
     source.prepare_data()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "source_of", [MinariDemonstrations, TransitionsDataModule, lambda name: MinariRows(name, ENVS["lrl/lakes-v0"])]
+)
+def test_every_source_downloads_the_data_set_that_it_names(datasets, monkeypatch, source_of):
+    downloaded = []
+    monkeypatch.setattr(minari, "download_dataset", downloaded.append)
+    source_of("far/lakes-v1").prepare_data()
+    assert downloaded == ["far/lakes-v1"]
 
 
 def cut_metadata(folder):

@@ -75,6 +75,12 @@ def test_batches_from_files_equal_encoded_ones(model, dataset, tmp_path, loss_on
     assert (files / "ids.bin").stat().st_size == 2 * np.load(files / "starts.npy")[-1]
 
 
+def test_without_a_weight_the_loss_is_the_mean_over_target_tokens():
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    advantages = token_cache.demonstrations_batch({}, mask).advantages
+    assert advantages.tolist() == [[0.25, 0.25, 0.25], [0.25, 0.0, 0.0]]
+
+
 def test_demonstrations_in_memory_have_files_too(model, tmp_path):
     rows = ExpertDemonstrations(ExpertQRows())
     assert_equal_batches(*(data_of(model, rows, LAKE, folder) for folder in (str(tmp_path), None)))

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from lrl.cli.program import main
+from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation import pictures as plots
+from lrl.evaluation.exact import lakes_of
 from lrl.evaluation.pictures import Series, aggregate, draw_curves, group_runs, metrics_file, read_series
 
 ROOT = Path(__file__).parents[2]
@@ -170,3 +172,21 @@ def test_the_command_reports_errors_in_one_sentence(
         plot(monkeypatch, run, "--baseline", "optimum")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("lrl plot: --baseline is 'optimum'; it must be LABEL=VALUE")
+
+
+def test_the_picture_of_a_policy_has_arrows_and_probabilities_inside_their_cell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
+    (lake,) = lakes_of(GymnasiumEnvs("FrozenLake-v1", {"desc": ["FFF", "HSG"], "is_slippery": False}), 1, 0)
+    decisions = np.zeros((6, 4))
+    decisions[4, 2], decisions[4, 3] = 0.75, 0.25  # in row 1 and column 1, RIGHT and UP
+    plots.draw_policy(lake, decisions, tmp_path / "policy.png")
+    (axes,) = figures[0].axes
+    cell = [text for text in axes.texts if all(1 < at < 2 for at in text.get_position())]
+    assert [text.get_text() for text in cell] == ["S", "", ".75", "", ".25"]
+    (right, up), (letters_right, letters_up) = cell[1::2], cell[2::2]
+    assert right.xyann == up.xyann == (1.5, 1.5)
+    assert right.xy[0] > 1.6 and right.xy[1] == 1.5 and letters_right.get_position() == pytest.approx((1.88, 1.5))
+    assert up.xy[0] == 1.5 and up.xy[1] < 1.5 and letters_up.get_position() == pytest.approx((1.5, 1.12))

@@ -111,6 +111,13 @@ def test_examples_of_a_data_set_are_its_turns_of_different_episodes(dataset) -> 
     assert len(draw_examples(PENDULUM, 9, "direct", dataset)) == 9, "episodes may give several"
 
 
+def test_the_data_set_of_examples_is_downloaded(dataset, monkeypatch) -> None:
+    downloaded: list[str] = []
+    monkeypatch.setattr(few_shot_examples, "download", downloaded.append)
+    draw_examples(PENDULUM, 1, "direct", dataset)
+    assert downloaded == [dataset]
+
+
 def test_a_prompt_gets_its_examples_from_the_data_set_that_it_names(dataset) -> None:
     policy = load_baseline("random", PENDULUM).policy
     policy.prompt = PromptTemplate(response_format="direct", num_examples=2, examples_from=dataset)
