@@ -7,13 +7,13 @@ from lrl.search.described import environment_facts
 
 
 def facts_of(id, **kwargs):
-    """Facts of an environment, and the environment."""
+    """Return the facts of an environment, and the environment."""
     native = GymnasiumEnvs(id, kwargs).make_native().unwrapped
     return environment_facts(native), native
 
 
 def numbers(text):
-    """All numbers in a text."""
+    """Return all numbers in a text."""
     return [float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)]
 
 

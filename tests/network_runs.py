@@ -14,7 +14,7 @@ KEYS = RandomKeys(seed=0, purpose="evaluation", collection=0, env=np.zeros(1, in
 
 
 def network(env, scale=1e4):
-    """A random network that normalises what it sees, and whose means of a Box lie far outside at this scale."""
+    """Return a random network that normalises observations; its means for a Box are far out of bounds."""
     policy = MLPPolicy(**MLP)
     policy.connect(env.codec)
     policy.connect_spaces(*env.spaces)
@@ -28,7 +28,7 @@ def network(env, scale=1e4):
 
 
 def save_run(run, policy, env, trained=None):
-    """A run directory of a policy, a network unless its class is given, and of its environment's arguments."""
+    """Write a run directory of a policy (by default a network) and of its environment's arguments."""
     factory = {"class_path": "GymnasiumEnvs", "init_args": env}
     trained = trained or {"class_path": "MLPPolicy", "init_args": MLP}
     config = {"model": {"init_args": {"policy": trained}}, "data": {"init_args": {"env": factory}}}

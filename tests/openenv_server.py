@@ -15,7 +15,7 @@ from lrl.openenv.server import listen, make_app, make_server
 
 @contextlib.contextmanager
 def serving(envs, max_sessions=64):
-    """Serve in a thread; the URL of the server."""
+    """Serve in a thread, and yield the URL of the server."""
     with serving_app(make_app(envs, max_sessions)) as url:
         yield url
 

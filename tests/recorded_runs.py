@@ -93,7 +93,7 @@ def flat(weights):
 
 
 def digests(tree: Path, names: list[str], jobs: int) -> dict[str, str]:
-    """Run everything in a checkout, by its own definitions."""
+    """Run all commands in a checkout, with the definitions of that checkout."""
     source = "import json, recorded_runs as r; print(json.dumps(dict(r.RUNS)))"
     asked = subprocess.run(
         [sys.executable, "-c", source], env=os.environ | {"PYTHONPATH": str(tree / "tests")}, stdout=-1, check=True

@@ -24,7 +24,7 @@ PLUS = {"prompt": SearchPrompt(describe_environment=True), "history": HistoryCon
 
 
 class Forgetful(ChatModel):
-    """Climbs hills, but every third request is met with something that is no proposal."""
+    """Chat model that climbs from the history, but every third reply is invalid."""
 
     name = "forgetful"
 
@@ -93,7 +93,7 @@ class KillAt(L.Callback):
 
 
 class SignalAt(KillAt):
-    """Sends SIGTERM there."""
+    """Sends SIGTERM after a proposal, before its episodes."""
 
     def on_train_batch_start(self, trainer, *_):
         if trainer.datamodule.played == self.played:

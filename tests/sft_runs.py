@@ -20,7 +20,7 @@ def logged(trainer, name):
 
 
 class SaveInside(L.Callback):
-    """A checkpoint after every optimiser step."""
+    """Callback that saves a checkpoint after every optimiser step."""
 
     def __init__(self, folder):
         self.folder, self.saved = folder, []

@@ -23,7 +23,7 @@ SHORT = ("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.init_arg
 
 
 def block(page, language):
-    """The first block of a page in a language."""
+    """Return the first block of a page in a language."""
     return re.findall(rf"```{language}\n(.*?)```", TEXTS[page].read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
@@ -51,13 +51,13 @@ def package(tmp_path, monkeypatch):
 
 
 def fit(page):
-    """The words of a short run."""
+    """Return the command of a short run."""
     configs = [f"--config={file}" for file in (EXPERIMENTS.get(page), f"{page}.yaml") if file]
     return ["fit", *configs, *SHORT, "--run_directory", f"run-{page}"]
 
 
 def stored_classes(page):
-    """The classes of the configuration that a run has stored."""
+    """Return the classes in the configuration that a run has stored."""
     return re.findall(r"class_path: (\S+)", Path(f"run-{page}", "config.yaml").read_text(encoding="utf-8"))
 
 

@@ -34,14 +34,14 @@ def reader() -> LanguageModel:
     return model.eval()
 
 
-def test_it_is_as_small_as_the_other_and_has_its_tokenizer(reader: LanguageModel) -> None:
+def test_reader_lm_has_the_size_and_tokenizer_of_tiny_lm(reader: LanguageModel) -> None:
     assert sum(weight.numel() for weight in reader.parameters()) < 2e6
     assert all(path.stat().st_size < 5 * 2**20 for path in (ROOT / "assets" / "reader-lm").iterdir())
     ours, other = ((ROOT / "assets" / name / "tokenizer.json").read_bytes() for name in ("reader-lm", "tiny-lm"))
     assert ours == other
 
 
-def test_exercises_say_what_the_text_says(script: Any) -> None:
+def test_exercises_agree_with_their_text(script: Any) -> None:
     rng, goals = random.Random(3), 0
     for _ in range(300):
         seen, answer = script.where(rng)
@@ -66,7 +66,7 @@ def short(text: str) -> str:
     return text.replace(" steps", "").replace(" step", "").replace(" and", "")
 
 
-def test_only_what_can_be_known_is_supervised(script: Any, reader: LanguageModel) -> None:
+def test_only_predictable_words_are_supervised(script: Any, reader: LanguageModel) -> None:
     ids, asked = script.lessons(reader.tokenizer.tokenizer, random.Random(5), 40)
     assert ids.shape == asked.shape and not asked[:, :10].any()
     for row, known in zip(ids.tolist(), asked, strict=True):
@@ -76,7 +76,7 @@ def test_only_what_can_be_known_is_supervised(script: Any, reader: LanguageModel
         assert spoken.count("<|im_end|>") == 1 and "You" not in spoken and "<|pad|>" not in spoken
 
 
-def test_heads_look_back_before_anything_is_learned(script: Any, reader: LanguageModel) -> None:
+def test_initial_heads_attend_to_previous_tokens(script: Any, reader: LanguageModel) -> None:
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -91,5 +91,5 @@ def test_heads_look_back_before_anything_is_learned(script: Any, reader: Languag
 
 
 @pytest.mark.slow
-def test_it_reads_rooms_that_it_has_never_seen(script: Any, reader: LanguageModel) -> None:
+def test_reader_lm_reads_rooms_that_do_not_occur_in_training(script: Any, reader: LanguageModel) -> None:
     assert script.accuracy(reader.model, reader.tokenizer.tokenizer, count=100) > 0.93

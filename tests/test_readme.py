@@ -33,7 +33,7 @@ IN_BFLOAT16 = "configs/babyai/ppo_direct.yaml"
 
 
 def commands():
-    """Each command of a fenced block, and each between backticks that names what it runs on, once."""
+    """Return each command of a fenced block, and each complete command between backticks, once."""
     found = []
     for page in PAGES:
         text = Path(page).read_text(encoding="utf-8")
@@ -53,7 +53,7 @@ DIRECTORIES = {named[1]: line for line in TRAINING if (named := re.search(r" --r
 
 
 def configs_of(command):
-    """The configuration files of a command."""
+    """Return the configuration files of a command."""
     return re.findall(r"--config (\S+)", command)
 
 
@@ -68,7 +68,7 @@ VARIANTS = {
 
 @pytest.fixture(scope="session")
 def datasets(once):
-    """Folder with small versions of all documented data sets."""
+    """Return a folder with small versions of all documented data sets."""
 
     def collect(folder):
         for command in COLLECTING:
@@ -87,7 +87,7 @@ def datasets(once):
 
 @pytest.fixture(scope="session")
 def trained(datasets, once):
-    """The run directory of a training command, which is run when it is first asked for."""
+    """Return a function that returns the run directory of a training command, which runs at its first use."""
     collected = {anywhere(line): Path(datasets) / run for run, line in DIRECTORIES.items()}
     ready = {line: run for line, run in collected.items() if run.exists()}  # data sets were collected by them
 
@@ -108,7 +108,7 @@ def trained(datasets, once):
 
 
 def run_shortened(command, datasets):
-    """The command is parsed and set up as documented; only the number of steps is reduced."""
+    """Run a command that is parsed and set up as documented, with fewer steps."""
     make, rows = LRLCLI.instantiate_classes, RandomMapRows.rows
     others = [Path(config) for config in configs_of(command) if config != IN_BFLOAT16]
     if any("precision: bf16-mixed" in config.read_text(encoding="utf-8") for config in others):
@@ -143,12 +143,12 @@ def run_shortened(command, datasets):
 
 
 def anywhere(command):
-    """A command without the directory that it writes to."""
+    """Return a command without the directory that it writes to."""
     return re.sub(r" --run_directory \S+", "", command)
 
 
 def start_of(command):
-    """The run directory that a command's config starts from, if it does."""
+    """Return the run directory that a command's config starts from, or None."""
     config = re.search(r"--config (\S+)", command)
     named = config and re.search(r"init_from: (runs/\S+)", Path(config[1]).read_text(encoding="utf-8"))
     return named and named[1]
@@ -174,7 +174,7 @@ def test_a_training_command_runs(command, trained, datasets, tmp_path, monkeypat
 
 @pytest.fixture
 def children_of_this_process(monkeypatch):
-    """Python commands that a command starts are run here: each child would import torch and Lightning again."""
+    """Run the Python children of a command in this process, because each would import torch and Lightning again."""
     start = subprocess.run
 
     def run(command, **settings):
@@ -221,7 +221,7 @@ def test_there_are_commands_to_run():
 
 
 @pytest.mark.slow
-def test_a_short_run_is_made_of_the_sizes_that_are_written(tmp_path, monkeypatch):
+def test_a_short_run_has_the_reduced_sizes(tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr(LRLCLI, "_run_subcommand", lambda self, _: seen.update(vars(self.datamodule)))
     result = run_shortened(f"{TRAINING[0]} --run_directory {tmp_path / 'run'}", str(tmp_path))
@@ -256,6 +256,6 @@ def test_every_configuration_has_a_documented_command():
     assert {str(path) for path in Path("configs").glob("*/*.yaml") if path.parent.name != "overlays"} <= trained
 
 
-def test_tables_are_what_the_kept_results_say():
+def test_tables_agree_with_the_kept_results():
     result = run_command("python scripts/results.py check")
     assert result.returncode == 0, result.stderr

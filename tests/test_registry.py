@@ -41,13 +41,13 @@ def test_a_component_of_an_installed_package_is_found_by_its_name(installed):
     assert short_name("far_package.FarReward") == "FarReward" and short_name("far_package.Other") == "far_package.Other"
 
 
-def test_two_components_of_one_name_are_refused(installed):
+def test_two_components_of_one_name_raise(installed):
     installed("far_package", "@register\nclass SFTModule:\n    pass\n")
     with pytest.raises(ValueError, match=r"lrl.algorithms.sft.SFTModule and far_package.SFTModule .* rename one"):
         components()
 
 
-def test_a_class_that_is_no_component_keeps_its_import_path():
+def test_a_class_that_is_not_a_component_keeps_its_import_path():
     assert short_name("lrl.training.transcripts.Transcripts") == short_name("lrl.Transcripts") == "Transcripts"
     for path in ("torch.optim.Adam", "my_package.SFTModule", "my_package.Transcripts", "int"):
         assert short_name(path) == path

@@ -128,7 +128,7 @@ def test_a_killed_run_that_is_resumed_ends_bit_identical(whole, folder, processe
 
 
 class SaveAt(Callback):
-    """Saves once, somewhere in the second collection."""
+    """Callback that saves one checkpoint, at a given moment of the second collection."""
 
     def __init__(self, path, moment, part=0):
         self.path, self.moment, self.part = path, moment, part
@@ -221,13 +221,13 @@ CASES += [
 
 
 def settings(every):
-    """With validation after every so many collections."""
+    """Return the settings of a run with validation every few collections."""
     return {"limit_val_batches": 1, "check_val_every_n_epoch": every}
 
 
 @pytest.fixture(scope="module")
 def saved(folder, tmp_path_factory):
-    """An uninterrupted run of a kind that saves at all its moments, and where; made when it is first asked for."""
+    """Return an uninterrupted run of a kind, with a checkpoint of each moment, trained at its first use."""
 
     @functools.cache
     def run(kind, every):
@@ -275,7 +275,7 @@ def test_a_run_whose_budget_of_steps_is_spent_ends_at_once_when_it_is_resumed(fo
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_other_random_numbers_are_refused(folder, tmp_path):
+def test_a_resume_with_other_random_numbers_raises(folder, tmp_path):
     fit(folder, "continuing", tmp_path, CollectionCheckpoint(1), max_epochs=1)
     last = tmp_path / "checkpoints" / "last.ckpt"
     with pytest.raises(
@@ -288,7 +288,7 @@ LORA = {"model": {"lora": LoRAConfig(r=2, alpha=4)}}
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_with_the_distribution_that_it_had_only(folder, tmp_path):
+def test_a_run_is_resumed_only_with_its_own_distribution(folder, tmp_path):
     def run(ckpt_path=None, max_epochs=2, **changes):
         trainer = make_trainer(tmp_path, CollectionCheckpoint(1), max_epochs=max_epochs)
         resumed = {"ckpt_path": ckpt_path, "weights_only": True} if ckpt_path else {}

@@ -19,7 +19,7 @@ EPOCHS = 4
 
 
 class KilledError(BaseException):
-    """Ends a run as killing the process does: nothing handles it."""
+    """Ends a run like a killed process, because nothing handles it."""
 
 
 class Cut(L.Callback):
@@ -132,7 +132,7 @@ def chains(count, seed):
 
 @functools.cache
 def tiny_model():
-    """Folder of a language model of hidden size 16."""
+    """Return the folder of a language model of hidden size 16."""
     folder = tempfile.TemporaryDirectory()
     atexit.register(folder.cleanup)
     return save_tiny_model(folder.name)
@@ -165,7 +165,7 @@ def resume(variant, root, **changes):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The uninterrupted run under some settings, made when it is first asked for."""
+    """Return the uninterrupted run with some settings, trained at its first use."""
     return functools.cache(lambda variant: fit(variant, tmp_path_factory.mktemp("whole")))
 
 
@@ -219,7 +219,7 @@ class Stop(L.Callback):
 
 @pytest.mark.parametrize("minibatches", [1, PARTS - 1, PARTS, PARTS + 2])
 @pytest.mark.parametrize("limit", ["max_steps", "should_stop"])
-def test_a_run_that_a_limit_ended_goes_on_where_it_stopped(whole, tmp_path, limit, minibatches):
+def test_a_run_that_a_limit_ended_continues_where_it_stopped(whole, tmp_path, limit, minibatches):
     stops, changes = ([], {"max_steps": minibatches}) if limit == "max_steps" else ([Stop(minibatches)], {})
     stopped = fit("plain", tmp_path, *stops, often=None, **changes)
     assert stopped.fit_loop.epoch_loop.batch_progress.total.processed == minibatches
@@ -240,7 +240,7 @@ def test_a_run_is_not_stopped_between_accumulated_minibatches(whole, tmp_path, m
 
 
 @pytest.mark.parametrize("often", [None, 1e-9])
-def test_a_run_that_its_time_ended_goes_on_with_the_rest_of_the_pass(whole, tmp_path, monkeypatch, often):
+def test_a_run_that_max_time_ended_continues_with_the_rest_of_the_pass(whole, tmp_path, monkeypatch, often):
     seconds = iter(range(100))
     monkeypatch.setattr(L.pytorch.callbacks.Timer, "time_elapsed", lambda *_: next(seconds))
     stopped = fit("plain", tmp_path, often=often, max_time={"seconds": 6})
@@ -256,7 +256,7 @@ def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(whole, tmp_path, mo
 
 
 @pytest.mark.parametrize("moment", ["collected", "step"])
-def test_an_error_while_weights_may_change_leaves_the_checkpoint_before(tmp_path, moment):
+def test_an_error_during_a_change_of_weights_keeps_the_previous_checkpoint(tmp_path, moment):
     with pytest.raises(ZeroDivisionError):
         fit("plain", tmp_path, Cut(moment, 1, 0, "error"), often=None)
     assert not (tmp_path / "checkpoints").exists()

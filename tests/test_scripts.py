@@ -51,7 +51,7 @@ def test_a_model_chooses_among_the_legal_actions(tmp_path):
     assert report["invalid_action_rate"] == 0 and report["episodes"] == 2 and report["policy"] == "assets/tiny-lm"
 
 
-def test_an_episode_is_followed_turn_by_turn(tmp_path):
+def test_an_episode_is_shown_turn_by_turn(tmp_path):
     said = output_of(f"lrl watch --policy expert --env_id FrozenLake-v1 --seed 3 --turns 2 --frames {tmp_path}")
     assert said.startswith("expert in FrozenLake-v1, seed 3") and said.count("--- turn") == 2
     assert "response: <think></think><answer>LEFT</answer>\naction: LEFT   reward: 0" in said
@@ -71,7 +71,7 @@ def test_a_person_plays_by_typing(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_figures_go_to_tensorboard_and_episodes_to_videos(tmp_path):
+def test_results_are_written_to_tensorboard_and_episodes_to_videos(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     said = output_of(

@@ -49,7 +49,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def answers(chat: ChatTokenizer, model: Any) -> tuple[list[list[int]], list[list[int]]]:
-    """Prompts of every non-terminal state, ``PER_STATE`` times, and what is sampled at temperature 1."""
+    """Return ``PER_STATE`` prompts of each non-terminal state, and responses sampled at temperature 1."""
     prompts = [prompt(chat, state) for state in STATES for _ in range(PER_STATE)]
     return prompts, sample(model, chat, prompts, "think_answer")
 
@@ -90,7 +90,7 @@ def valid_rate(chat: ChatTokenizer, responses: list[list[int]], style: str) -> f
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_it_loads_with_the_plain_auto_classes(chat: ChatTokenizer, model: Any) -> None:
+def test_the_model_loads_with_the_auto_classes_of_transformers(chat: ChatTokenizer, model: Any) -> None:
     assert type(model).__name__ == "LlamaForCausalLM"
     assert len(chat.tokenizer) == model.config.vocab_size
     assert model.config.max_position_embeddings == 2048
@@ -163,13 +163,13 @@ def test_a_cell_of_the_map_and_each_action_is_one_token(chat: ChatTokenizer) -> 
 
 
 @pytest.mark.slow
-def test_its_answers_are_valid_at_temperature_one(chat: ChatTokenizer, answers: tuple[Any, list[list[int]]]) -> None:
+def test_responses_are_valid_at_temperature_one(chat: ChatTokenizer, answers: tuple[Any, list[list[int]]]) -> None:
     assert valid_rate(chat, answers[1], "think_answer") >= 0.98
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("style", "turns"), [("direct", 0), ("final_answer", 0), ("think_answer", 3)])
-def test_other_formats_and_histories_are_answered_validly(
+def test_responses_are_valid_in_other_formats_and_with_history(
     chat: ChatTokenizer, model: Any, style: str, turns: int
 ) -> None:
     prompts = [prompt(chat, state, style, turns) for state in STATES for _ in range(8)]
@@ -185,10 +185,10 @@ def test_its_reasoning_is_sampled_and_never_empty(chat: ChatTokenizer, answers: 
 
 
 @pytest.mark.slow
-def test_it_prefers_no_action_in_any_state(
+def test_the_model_prefers_no_action_in_any_state(
     chat: ChatTokenizer, model: Any, answers: tuple[list[list[int]], list[list[int]]]
 ) -> None:
-    """The mean over sampled reasonings of the exact distribution behind ``<answer>`` is nearly uniform."""
+    """The exact distribution after ``<answer>``, averaged over sampled reasonings, is nearly uniform."""
     marginal = action_chances(model, chat, *answers).view(len(STATES), PER_STATE, 4).mean(1)
     elsewhere = 1 - marginal.sum(1)
     distance = 0.5 * ((marginal - 0.25).abs().sum(1) + elsewhere)
@@ -196,7 +196,7 @@ def test_it_prefers_no_action_in_any_state(
 
 
 def action_chances(model: Any, chat: ChatTokenizer, prompts: list[list[int]], responses: list[list[int]]) -> Tensor:
-    """Probability of each action behind ``<answer>`` ``(response, 4)``; 0 where a response has no such tag."""
+    """Return the probability of each action after ``<answer>`` ``(response, 4)``; 0 for responses without this tag."""
     (tag,) = chat.encode_text("<answer>")
     actions = [chat.encode_text(action)[0] for action in CODEC.action_texts]
     width = max(map(len, responses))
@@ -230,7 +230,7 @@ def test_only_answers_are_supervised_with_their_end(chat: ChatTokenizer) -> None
     assert chat.tokenizer.decode(ids[1][answers[1]]) == "UP<|im_end|>"
 
 
-def test_generated_answers_are_legal_whatever_is_observed() -> None:
+def test_generated_responses_are_legal_for_all_observations() -> None:
     script, rng = build_script(), random.Random(0)
     for _ in range(200):
         scene = script.frozen_lake(rng)

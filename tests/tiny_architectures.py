@@ -105,7 +105,7 @@ LORA = LoRAConfig(r=2, alpha=4)
 
 
 def folder_of(root, name):
-    """The folder of one architecture, made when it is asked for."""
+    """Return the folder of an architecture, which is created at its first use."""
     if not Path(root, name).exists():
         kind, changes = FOLDERS[name]
         save_tiny_model(Path(root, name), kind, **changes)
@@ -119,7 +119,7 @@ def load(name, **settings):
 
 
 def turns(rows=6, prompt=9, response=5, seed=0):
-    """Right-padded turns over two prompts of different lengths."""
+    """Return right-padded turns over two prompts of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     prompt_of, sizes = torch.arange(rows) % 2, torch.arange(rows) % response + 1
     prompts = torch.randint(4, len(WORDS), (2, prompt), generator=generator)[prompt_of]
@@ -136,7 +136,7 @@ def logprobs(model, logits=None):
 
 
 def plain_logprobs(hugging_face):
-    """Each turn alone, without padding, mask or positions."""
+    """Return log-probabilities of single turns, without padding, mask and positions."""
     inputs, mask = turns()
     rows = []
     for prompt, seen, response, counts in zip(
@@ -162,7 +162,7 @@ def sampled_logprobs(model):
 
 
 def trainable(model):
-    """Weights that are trained, by name."""
+    """Return the trainable weights by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
@@ -170,7 +170,7 @@ def trainable(model):
 
 
 class Sentences(FrozenLakeCodec):
-    """Actions of one to three tokens; one is the beginning of another."""
+    """Codec with actions of one to three tokens; one is a prefix of another."""
 
     _actions = ("LEFT", "LEFT RIGHT", "UP UP DOWN", "DOWN UP")
     _index = {text.lower(): index for index, text in enumerate(_actions)}
@@ -191,7 +191,7 @@ PATHS = {
 
 
 def policy_of(kind, folder, dtype="float32", lora=None, **settings):
-    """A configured policy that has a critic, with its reference."""
+    """Return a configured policy with a critic and a reference."""
     own = {name: settings.pop(name) for name in ("share_prompts", "recompute_logprobs") if name in settings}
     model = LanguageModelConfig(name=folder, dtype=dtype, lora=lora, **own)
     prompt = PromptTemplate(response_format="direct", system="", history=1)
@@ -210,7 +210,7 @@ def policy_of(kind, folder, dtype="float32", lora=None, **settings):
 
 
 def acted(kind, policy, rows=6):
-    """Decisions of a policy in a few states."""
+    """Return decisions of a policy in a few states."""
     seen, memory = (TEXTS, [()] * 6) if kind == "head" else (SEEN, MEMORY)
     zeros = np.zeros(rows, dtype=np.int64)
     keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(rows), turn=zeros)

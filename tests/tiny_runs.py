@@ -66,7 +66,7 @@ def save_tiny_model(folder, kind="llama", **changes):
 
 @torch.no_grad()
 def favour(model, words):
-    """Make some words likelier than the others: a coordinate that is the same everywhere serves as their bias."""
+    """Make some words more probable than the others, by a hidden coordinate with a constant value."""
     model.get_input_embeddings().weight[:, 0] = 2.0
     model.get_output_embeddings().weight[:, 0] = -3.0
     model.get_output_embeddings().weight[words, 0] = 1.0
@@ -96,7 +96,7 @@ def architecture(kind, **changes):
 
 
 def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_new_tokens=2, value_head=None, **model):
-    """Answers with one word or two."""
+    """Return a policy whose responses have one or two words."""
     prompt = PromptTemplate(response_format="direct", system="", history=history)
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     model = LanguageModelConfig(name=folder, **model)
@@ -104,7 +104,7 @@ def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_n
 
 
 def on_two_ranks(work):
-    """Run ``work(rank, reduce)`` twice at once; ``reduce`` sums what both hand over. What each returns."""
+    """Run ``work(rank, reduce)`` in two threads, where ``reduce`` sums over both; return both results."""
     handed, said, meet = [None, None], [None, None], threading.Barrier(2)
 
     def rank(index):
@@ -137,7 +137,7 @@ def batch_of(decisions, advantage=0.0):
 
 @torch.no_grad()
 def sampled_values(policy, batch):
-    """The critic's values of a batch, ``(turn, token)``."""
+    """Return the critic's values of a batch, ``(turn, token)``."""
     return policy.critic_view(batch)(torch.arange(len(batch)))
 
 
@@ -151,7 +151,7 @@ def from_settings(kind, *args, **settings):
 
 
 def merged(settings, changes):
-    """Settings as in YAML, some of which are changed."""
+    """Return settings as in YAML, some of which are changed."""
     both = {name for name in settings.keys() & changes.keys() if isinstance(changes[name], dict)}
     return settings | changes | {name: settings[name] | changes[name] for name in both}
 
@@ -165,7 +165,7 @@ def grpo(folder, history=0, temperature=1.0, model=None, **changes):
 
 
 def ppo(folder, history=0, **changes):
-    """PPO with nested credit, a value head and a reference, in episodes that go on."""
+    """PPO with nested credit, a value head and a reference, with episodes that continue in the next collection."""
     from lrl.algorithms.ppo import PPOValueHeadModule
     from lrl.lm.heads import ValueHeadConfig
 
@@ -186,7 +186,7 @@ def network(folder, **changes):
 
 
 def trpo(folder, model=None, value_iterations=25, **changes):
-    """TRPO of what writes, in episodes that go on."""
+    """TRPO of a policy that writes text, with episodes that continue in the next collection."""
     from lrl.algorithms.trpo import TRPOModule
     from lrl.lm.heads import ValueHeadConfig
     from lrl.training.value_fit import ValueFit
@@ -196,12 +196,12 @@ def trpo(folder, model=None, value_iterations=25, **changes):
 
 
 def module_of(folder, kind, **changes):
-    """The algorithm of a kind of run."""
+    """Return the algorithm of a kind of run."""
     return {"continuing": ppo, "network": network}.get(kind, grpo)(folder, **OPTIONS.get(kind, {}) | changes)
 
 
 def sft(folder, value_head=None, **changes):
-    """Learns what experts do."""
+    """SFT on demonstrations of the expert."""
     from lrl.algorithms.sft import SFTModule
 
     return from_settings(
@@ -233,7 +233,7 @@ def rollout_data(kind, **changes):
 
 
 class Rows(Logger):
-    """Keeps what is logged, but for what a clock on the wall says."""
+    """Logger that keeps all metrics except those that depend on wall-clock time."""
 
     name, version = "rows", 0
 
@@ -249,7 +249,7 @@ class Rows(Logger):
 
 
 class Counter(L.Callback):
-    """Writes down collections ``c``, updates ``u`` and ends ``e``, each with the epoch and part it belongs to."""
+    """Records collections ``c``, updates ``u`` and ends ``e``, each with its epoch and minibatch."""
 
     def __init__(self):
         self.events = []
@@ -265,7 +265,7 @@ class Counter(L.Callback):
 
 
 def make_trainer(root, *callbacks, **changes):
-    """One CPU, all metrics in memory."""
+    """Return a trainer for one CPU that keeps all metrics in memory."""
     settings = {**QUIET, **IN_MEMORY, "logger": Rows(), "limit_val_batches": 0, "default_root_dir": str(root)}
     return L.Trainer(callbacks=list(callbacks), **merged(settings, changes))
 
@@ -277,7 +277,7 @@ def train(root, *callbacks, module, data, **changes):
 
 
 class Stop(L.Callback):
-    """Ends the process as a power cut does, at one of three moments of the second collection or its checkpoint."""
+    """Ends the process without clean-up, at one of three moments of the second collection or its checkpoint."""
 
     def __init__(self, moment):
         self.moment = moment
@@ -302,7 +302,7 @@ class Stop(L.Callback):
 
 
 def stop_here():
-    """No handler, no clean-up."""
+    """End the process without handlers and clean-up."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -320,7 +320,7 @@ def cut_writing(trainer):
 
 
 def run_until_stopped(folder, kind, root, moment):
-    """For a process of its own."""
+    """Train in a separate process until the run is stopped."""
     torch.set_num_threads(1)
     module, data = module_of(folder, kind), rollout_data(kind)
     make_trainer(root, CollectionCheckpoint(every_n_collections=1), Stop(moment)).fit(module, datamodule=data)

@@ -17,7 +17,7 @@ def folder(tmp_path_factory):
 
 
 class Silent(torch.nn.Module):
-    """Stub of a policy without methods."""
+    """Stub of a policy that only has the attributes of a module."""
 
     has_critic, response_format, sampling = False, None, None
 

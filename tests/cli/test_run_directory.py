@@ -33,7 +33,7 @@ trainer: {max_epochs: 1, accelerator: cpu}
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch, capsys):
-    """Starts a run of a small network in this process; gives its exit status and what it said."""
+    """Start a run of a small network in this process; return its exit status and its output."""
     config = tmp_path / "network.yaml"
     config.write_text(NETWORK)
     monkeypatch.setattr(sys, "argv", ["lrl"])
@@ -86,7 +86,7 @@ def test_the_directory_of_a_run_that_began_training_is_kept(launch, tmp_path):
 
 
 class KilledError(BaseException):
-    """Ends a run as killing the process does: nothing handles it."""
+    """Ends a run like a killed process, because nothing handles it."""
 
 
 CALLBACKS = json.dumps([
@@ -97,7 +97,7 @@ LONGER = ("--trainer.max_epochs", "5", "--trainer.callbacks", CALLBACKS)
 
 
 def rows_of(run):
-    """The rows of metrics.csv, without what depends on the clock."""
+    """Return the rows of metrics.csv, without columns that depend on time."""
     with (run / "metrics.csv").open(newline="") as file:
         rows = [row.items() for row in DictReader(file)]
     return [{k: v for k, v in row if v and "per_second" not in k and "minutes" not in k} for row in rows]
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
 
 @pytest.fixture
 def create(tmp_path, monkeypatch):
-    """Creates the default run directory of a launch in a job of Slurm; gives its name."""
+    """Create the default run directory of a launch in a Slurm job; return its name."""
     monkeypatch.chdir(tmp_path)
     for name in ("SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)

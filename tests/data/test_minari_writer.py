@@ -47,7 +47,7 @@ def gather(env=LAKES, policy="expert", dataset_id="lrl/test-v0", episodes=5, see
 
 
 class Stubborn(FixedActor):
-    """Actor that gives a configured number of invalid responses before each action, or never acts."""
+    """Actor with a given number of invalid responses at the beginning of each episode."""
 
     def __init__(self, nonsense):
         super().__init__("direct")

@@ -74,7 +74,7 @@ def test_a_resumed_run_ends_bit_identical(results, run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ranks.EARLY)
-def test_one_device_goes_on_with_what_two_ranks_did(results, root, folder, tmp_path, run):
+def test_one_device_resumes_a_run_of_two_ranks(results, root, folder, tmp_path, run):
     strategy, changes = ranks.RUNS[run]
     last = root / f"{run}.ckpt"  # of the first collection
     assert is_sharded_checkpoint(last) == (strategy == "fsdp2")
@@ -166,7 +166,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_ends_both(results, root, strategy
 
 
 @pytest.mark.parametrize(("strategy", "moment"), ranks.SIGNALS)
-def test_a_signal_to_one_rank_ends_both_and_they_go_on_bit_for_bit(results, strategy, moment):
+def test_a_signal_to_one_rank_ends_both_and_they_resume_bit_identically(results, strategy, moment):
     for number, rank in enumerate(results):
         resumed, whole = rank[f"{strategy}_{moment}"], rank[f"{strategy}_full"]
         assert resumed["status"] == (0 if number else 143), "Lightning would kill rank 0 for another rank's status"

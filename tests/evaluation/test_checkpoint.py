@@ -62,7 +62,7 @@ def lengths(loaded: Loaded) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False])
-def test_a_checkpoint_gives_back_policy_and_validation_environment(tmp_path: Path, tiny_model: str, lora: bool) -> None:
+def test_a_checkpoint_contains_policy_and_validation_environment(tmp_path: Path, tiny_model: str, lora: bool) -> None:
     path, policy = write_checkpoint(tmp_path, tiny_model, lora)
     loaded = load_policy(path)
     assert loaded.info["env_id"] == "FrozenLake-v1" and loaded.info["env_steps"] == 7

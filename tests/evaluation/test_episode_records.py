@@ -35,7 +35,7 @@ def test_the_watched_episode_is_the_evaluated_one(name, id):
         assert not any(turn.terminated or turn.truncated for turn in turns[:-1])
 
 
-def test_a_network_acts_natively_and_is_told_in_text():
+def test_a_network_acts_natively_and_is_shown_in_text():
     envs = GymnasiumEnvs("CartPole-v1")
     policy = MLPPolicy((4,), init_seed=0)
     policy.connect(envs.codec)

@@ -108,7 +108,7 @@ def chosen(loaded):
     return loaded.policy.act(texts, [()] * 4, keys, loaded.policy.sampling_at(1.0))
 
 
-def test_a_policy_reads_and_answers_in_other_words_and_is_as_before_afterwards(loaded):
+def test_a_policy_reads_and_writes_other_words_and_is_restored_afterwards(loaded):
     before = chosen(loaded)
     phrasing = read_phrasings(FROZEN_LAKE)["names"]
     with rephrased(loaded, phrasing) as changed:

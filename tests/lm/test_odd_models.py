@@ -246,7 +246,7 @@ def test_tags_in_an_observation_remain_tokens(saved):
         ),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path, template, generation, message):
+def test_an_unusable_folder_raises_one_sentence(tmp_path, template, generation, message):
     folder = odd.save_odd_folder(tmp_path, "qwen", template, generation)
     with pytest.raises(ValueError, match=message):
         ChatTokenizer.from_pretrained(folder)
@@ -271,12 +271,12 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path, template, genera
         ("deepseek_r1", {"response_format": "final_answer"}, "must be plain, content, chatml or the path of a Jinja"),
     ],
 )
-def test_prompts_that_the_template_cannot_write_are_refused_at_load(saved, name, template, message):
+def test_prompts_that_the_template_cannot_write_raise_at_load(saved, name, template, message):
     with pytest.raises(ValueError, match=message):
         saved(name).check(PromptTemplate(**template))
 
 
-def test_a_conversation_that_the_template_would_cut_is_refused(saved):
+def test_a_conversation_that_the_template_would_cut_raises(saved):
     with pytest.raises(ValueError, match=r"leaves out a message \(user\) of several turns; there must be one turn"):
         saved("one_turn").encode_chat(TURNS)
 
@@ -288,7 +288,7 @@ def test_a_template_that_leaves_out_reasoning_is_told(saved, caplog):
     assert "leaves the reasoning of past turns and examples out of a prompt" in caplog.text
 
 
-def test_a_model_without_end_token_is_told(tmp_path, caplog):
+def test_a_model_without_end_token_is_reported(tmp_path, caplog):
     chat = ChatTokenizer.from_pretrained(odd.save_odd_folder(tmp_path, "endless"), "plain")
     assert "tokenizer, chat template and generation_config.json name no end token" in caplog.text
     assert chat.stop_ids() == {chat.pad_id} == {chat.end_id}

@@ -22,7 +22,7 @@ PAIRS = [(ours, theirs) for ours, names in LOSS_TYPES.items() for theirs in name
 
 
 def reward(completions, **_):
-    """Some number; the tests hand their own to the trainer."""
+    """Return lengths as rewards; the tests replace them by their own."""
     return [float(len(completion)) for completion in completions]
 
 
@@ -85,7 +85,7 @@ def made_up(module, seed=0, reference=True):
 
 
 def theirs_of(batch):
-    """A batch as TRL wants it: prompts padded on the left, one advantage per turn."""
+    """Return a batch in TRL's format: prompts padded on the left, one advantage per turn."""
     prompt_ids, prompt_mask = batch.inputs["prompt_ids"], batch.inputs["prompt_mask"]
     order = torch.argsort(prompt_mask.long(), dim=1, stable=True)
     inputs = {
@@ -152,7 +152,7 @@ def test_the_clip_matters_in_these_tests(trainer, tiny_model):
 
 
 def test_the_entropy_bonus_is_trls_under_token_normalisation(trainer, tiny_model):
-    """TRL averages the bonus over all tokens whatever the loss; ours follows the loss."""
+    """TRL averages the bonus over all tokens for every loss; lrl normalises it like the loss."""
     module = grpo(tiny_model, dtype_of(trainer), loss_normalisation="token", ent_coef=0.1)
     set_theirs(
         trainer,

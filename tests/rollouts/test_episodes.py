@@ -12,7 +12,7 @@ from lrl.types import Decisions
 
 
 class Countdown(gym.Env):
-    """Ends after a number of steps that its seed decides: reward k at step k."""
+    """Environment whose seed determines the number of steps of the episode, with reward k at step k."""
 
     observation_space = gym.spaces.Box(-100, 100, (2,), np.float32)
     action_space = gym.spaces.Discrete(4)
@@ -39,7 +39,7 @@ class Countdown(gym.Env):
 
 
 class Recorder(Policy):
-    """Answers 1 and remembers what it was asked."""
+    """Policy that always takes action 1 and records its calls."""
 
     response_format = None
 

@@ -131,7 +131,7 @@ def test_a_collection_after_the_saved_one_is_played_again():
 
 
 class Pair(gym.Env):
-    """Sees its own number twice."""
+    """Environment whose observation contains its own number twice."""
 
     observation_space = gym.spaces.Tuple((gym.spaces.Box(-9, 9, (2,)), gym.spaces.Discrete(3)))
     action_space = gym.spaces.Discrete(2)
@@ -162,7 +162,7 @@ def test_observations_in_parts_stay_with_their_environment():
     assert torch.equal(seen[..., 2:].argmax(-1), numbers) and len(numbers.unique()) > 1
 
 
-def test_an_environment_plays_the_same_beside_any_others():
+def test_an_episode_does_not_depend_on_the_other_environments():
     envs = GymnasiumEnvs("CartPole-v1")
     policy = network(envs)
     together = collector(policy, envs, num_envs=4)

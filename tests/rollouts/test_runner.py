@@ -13,7 +13,7 @@ from lrl.types import Decisions, RandomKeys, SamplingConfig
 
 
 class Countdown(gym.Env):
-    """Ends after as many steps as its seed says, and notes its actions."""
+    """Environment that ends after as many steps as its seed, and records its actions."""
 
     observation_space = gym.spaces.Box(-100, 100, (2,), np.float32)
     action_space = gym.spaces.Discrete(9)
@@ -30,7 +30,7 @@ class Countdown(gym.Env):
 
 
 class Counter:
-    """Takes the index of the environment as action and remembers its turns."""
+    """Actor whose action is the index of the environment, with its turns as memory."""
 
     sampling = SamplingConfig()
 
@@ -96,7 +96,7 @@ def test_max_turns_truncates_episodes_that_have_not_terminated():
 
 
 def test_only_the_runner_steps_vectorised_environments():
-    """But the search for parameters, whose bar of 100,000 steps per second leaves no time for turns of text."""
+    """The exception is parameter search, whose target of 100,000 steps per second leaves no time for turns of text."""
     package = Path(lrl.__file__).parent
     stepping = {path for path in package.rglob("*.py") if "envs.step(" in path.read_text()}
     assert stepping == {package / "rollouts" / "runner.py", package / "search" / "rollouts.py"}

@@ -9,7 +9,7 @@ from lrl.training.progress import ConsoleProgress
 
 
 class CountedRollouts(VectorEnvRollouts):
-    """Counts its collections."""
+    """Callback that counts its collections."""
 
     collections = 0
 

@@ -26,7 +26,7 @@ def module_and_data(kind, folder, **changes):
 
 
 class Spoil(L.Callback):
-    """Makes the loss or the gradients of chosen minibatches of the second collection infinite."""
+    """Callback that makes the loss or the gradients of given minibatches of the second collection infinite."""
 
     def __init__(self, what, minibatches=(1,)):
         self.what, self.minibatches = what, minibatches

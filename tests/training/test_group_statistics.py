@@ -12,7 +12,7 @@ from lrl.training.pictures import GroupStatistics, group_rows
 
 
 class Reader:
-    """Parses what it is given."""
+    """Stub of a policy that parses responses."""
 
     codec, response_format, action_text = FrozenLakeCodec(), "direct", Actor.action_text
 
@@ -21,7 +21,7 @@ def test_groups_with_one_action_and_with_several_have_different_statistics():
     class Rollouts:
         observations = [["row 0 column 0\nA", "row 0 column 0\nA", "row 2 column 1\nA", "row 2 column 1\nA"]]
         responses = [["LEFT", "LEFT", "UP", "sideways"]]
-        returns = torch.tensor([0.0, 0.0, 1.0, 0.0])
+        episode_returns = torch.tensor([0.0, 0.0, 1.0, 0.0])
 
     agreed, split = group_rows(Rollouts(), Reader())
     assert agreed == {

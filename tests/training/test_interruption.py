@@ -62,7 +62,7 @@ def fit(folder, kind, root, *callbacks, ckpt_path=None, every_minutes=None, **op
 
 
 def end(folder, kind, root, number, moment):
-    """A run that a signal ends; the checkpoint that it wrote."""
+    """Run until a signal ends the run, and return the checkpoint that it wrote."""
     handlers = [signal.getsignal(number) for number in STATUS]
     with pytest.raises(SystemExit) as ended:
         fit(folder, kind, root, Send(number, moment))
@@ -114,7 +114,7 @@ def assert_same_end(resumed, whole):
 
 
 class KilledError(BaseException):
-    """Ends a run without any handling: nothing announces the end of a killed process."""
+    """Ends a run like a killed process, because nothing handles it."""
 
 
 class Fall(L.Callback):
@@ -130,7 +130,7 @@ class Fall(L.Callback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "written"), [("continuing", 2), ("network", 2), ("sft", 2)])
-def test_a_run_that_is_killed_between_minibatches_goes_on_from_the_last_written_one(
+def test_a_run_that_is_killed_between_minibatches_resumes_from_the_last_checkpoint(
     folder, whole, tmp_path, kind, written
 ):
     with pytest.raises(KilledError):
@@ -147,7 +147,7 @@ def validations(trainer):
 
 
 @pytest.mark.slow
-def test_a_validation_between_minibatches_is_not_left_out_by_a_run_that_goes_on(folder, tmp_path):
+def test_a_resumed_run_does_not_skip_a_validation_between_minibatches(folder, tmp_path):
     options = {"every_minutes": 1e-9, "val_check_interval": 2}
     expected = validations(fit(folder, "network", tmp_path / "whole", **options))
     with pytest.raises(KilledError):
@@ -161,7 +161,7 @@ def test_a_validation_between_minibatches_is_not_left_out_by_a_run_that_goes_on(
 
 
 def test_short_collections_are_checkpointed_only_at_their_end(folder, tmp_path, monkeypatch):
-    """Any number of devices can go on from these."""
+    """These checkpoints can be resumed on any number of devices."""
     clock = iter(range(10**6))
     monkeypatch.setattr("lrl.training.checkpoint.time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     with pytest.raises(KilledError):

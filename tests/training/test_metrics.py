@@ -19,7 +19,7 @@ def means():
 
 
 def settled(**recorded):
-    """A metric in which values were recorded and counted."""
+    """Return a metric with recorded and settled values."""
     means = MetricMeans()
     for name, values in recorded.items():
         means.record(name, torch.tensor(values))
@@ -115,7 +115,7 @@ def test_adding_many_records_at_once_changes_no_bit():
 
 
 def test_the_update_is_measured_with_the_weights_after_the_last_minibatch(tmp_path):
-    """Before it, the policy is the one that sampled: the estimate of the minibatch is 0."""
+    """Before the update the policy is the sampling policy, so the estimate of the minibatch is 0."""
     module, data = grpo(save_tiny_model(tmp_path / "tiny")), rollout_data("prompts", num_epochs=1, num_minibatches=1)
     trainer = make_trainer(tmp_path, max_epochs=1)
     trainer.fit(module, datamodule=data)

@@ -35,7 +35,7 @@ class Lessons(L.LightningDataModule):
 
 
 class Expert(L.LightningModule):
-    """Knows everything already."""
+    """Module whose policy is the expert."""
 
     def __init__(self, env: EnvFactory, policy: ExpertActor) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def fit(env: EnvFactory, folder: Path, *callbacks: L.Callback, policy: ExpertAct
     return expert
 
 
-def test_a_run_on_frozen_lake_leaves_the_exact_figure_and_both_pictures(tmp_path: Path) -> None:
+def test_a_run_on_frozen_lake_writes_the_exact_success_and_both_pictures(tmp_path: Path) -> None:
     expert = fit(GymnasiumEnvs("FrozenLake-v1"), tmp_path, ExactSuccess(), PolicyPicture(samples=2))
     assert expert.published["val/exact_success"] == pytest.approx(0.7402, abs=1e-4)
     assert expert.published["val/exact_success_of_optimum"] == pytest.approx(0.7402 / 0.7442, abs=1e-3)
@@ -83,7 +83,7 @@ def test_a_run_on_frozen_lake_leaves_the_exact_figure_and_both_pictures(tmp_path
 
 
 class Stubborn(ExpertActor):
-    """Knows everything but the start, where it goes up in three of four responses."""
+    """Policy with the best action except in the start state, where three of four responses are UP."""
 
     def act(self, observations: Any, memory: Any, keys: Any, sampling: Any) -> Any:
         decisions = super().act(observations, memory, keys, sampling)
@@ -114,7 +114,7 @@ def test_random_maps_are_averaged(tmp_path: Path) -> None:
 
 
 class Silence(EnvFactory):
-    """Has a codec of its own and no transition table."""
+    """Factory with its own codec, whose environment must not be created."""
 
     codec = cast(TextCodec, object())
 

@@ -53,7 +53,7 @@ def saved(root):
 
 
 def started(module):
-    """The module as it is before the first collection."""
+    """Return the module before the first collection."""
     module.policy.connect(rollout_data("prompts").codec)
     module.configure_model()
     return module
@@ -154,7 +154,7 @@ def test_weights_of_another_shape_raise_their_name(folder, tmp_path, architectur
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", [None, "nf4"])
-def test_a_checkpoint_of_adapters_holds_nothing_of_a_tied_or_quantised_base(tied, tmp_path, quantization):
+def test_a_checkpoint_of_adapters_contains_no_weights_of_a_tied_or_quantised_base(tied, tmp_path, quantization):
     trainer = fit(grpo(tied, model=LORA | {"quantization": quantization}), tmp_path)
     kept = saved(tmp_path)["state_dict"]
     assert kept and all("lora_" in name for name in kept)
