@@ -79,7 +79,7 @@ def run(tree: Path, name: str, command: list[str], folder: Path) -> str:
 
 
 def digest(checkpoint: str) -> str:
-    """Return the SHA-256 of a checkpoint's weights, whatever they are called."""
+    """Return the SHA-256 of a checkpoint's weights, independent of their names."""
     import torch
 
     weights = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"].values()

@@ -54,7 +54,7 @@ def test_a_pass_visits_every_turn_once_and_each_pass_in_another_order():
     assert numbers(filled().minibatch(0)) == numbers(module.minibatch(0)) != numbers(filled(seed=1).minibatch(0))
 
 
-def test_a_pass_is_shuffled_once_and_anew_for_another_batch_of_the_same_collection(monkeypatch):
+def test_a_pass_is_shuffled_once_and_again_for_another_batch_of_the_same_collection(monkeypatch):
     module, orders = data(), []
     order = RolloutDataModule._order
     monkeypatch.setattr(

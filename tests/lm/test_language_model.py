@@ -65,7 +65,7 @@ def test_dropout_is_the_same_when_activations_are_computed_again(folders):
     torch.testing.assert_close(*gradients)
 
 
-def test_a_model_whose_activations_cannot_be_computed_again_is_refused(folders, monkeypatch):
+def test_a_model_whose_activations_cannot_be_computed_again_raises(folders, monkeypatch):
     from transformers import LlamaForCausalLM
 
     monkeypatch.setattr(LlamaForCausalLM, "supports_gradient_checkpointing", False)
@@ -187,7 +187,7 @@ def test_logits_do_not_change_when_adapters_are_merged_into_tied_embeddings(fold
 
 
 @pytest.mark.parametrize("name", ["embed_tokens", "lm_head"])
-def test_an_adapter_on_tied_weights_is_refused_because_it_would_be_merged_twice(folders, name):
+def test_an_adapter_on_tied_weights_raises_because_it_would_be_merged_twice(folders, name):
     with pytest.raises(ValueError, match=f"lora.target_modules names .'{name}'.*modules_to_save"):
         load(folders("tied"), lora=LoRAConfig(r=2, target_modules=["q_proj", name]))
     assert trainable(load(folders("llama"), lora=LoRAConfig(r=2, target_modules=[name])))
@@ -242,7 +242,7 @@ def test_four_bits_without_bitsandbytes_are_one_sentence(folders, monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": LORA, "random_init": True}])
-def test_four_bits_without_adapters_or_of_random_weights_are_refused(changes):
+def test_four_bits_without_adapters_or_of_random_weights_raise(changes):
     with pytest.raises(ValueError, match="quantization is nf4"):
         LanguageModelConfig(quantization="nf4", **changes)
 

@@ -130,7 +130,7 @@ def test_the_first_ratio_is_one_in_every_precision_of_the_trainer(tiny, loud, tm
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_model_that_begins_to_count_positions_elsewhere_is_refused(tmp_path, dtype):
+def test_a_model_with_another_first_position_raises(tmp_path, dtype):
     folder = save_tiny_model(tmp_path / "roberta", "roberta", is_decoder=True, type_vocab_size=1)
     with pytest.raises(ValueError, match="a roberta, which does not number the positions of a text 0, 1, ...;"):
         LanguageModel(LanguageModelConfig(name=folder, dtype=dtype)).configure()

@@ -1,4 +1,4 @@
-"""Every algorithm adds the callback that collects rollouts, whatever callbacks the user gives the trainer."""
+"""Every algorithm adds the callback that collects rollouts, for all callbacks that the user gives the trainer."""
 
 import lightning as L
 import pytest

@@ -27,7 +27,7 @@ def settled(**recorded):
     return means
 
 
-def test_a_mean_is_over_all_values_of_a_name_whatever_their_shapes(means):
+def test_a_mean_is_over_all_values_of_a_name_of_any_shape(means):
     means.record("train/loss", torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     means.record("train/entropy", torch.tensor(7))
     means.record("train/loss", torch.tensor([[True]]))  # twice before anything is counted

@@ -72,7 +72,7 @@ def test_few_shot_examples_come_from_the_training_environment(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["full", "sft", "full/checkpoints/last.ckpt"])
-def test_a_run_starts_from_the_weights_of_another_whatever_the_algorithm(folder, runs, source):
+def test_a_run_starts_from_the_weights_of_a_run_of_another_algorithm(folder, runs, source):
     module = started(grpo(folder, init_from=str(runs / source)))
     given = saved(runs / source.split("/")[0])["state_dict"]
     own = module.state_dict()

@@ -1,4 +1,4 @@
-"""Accumulated minibatches take the step of the whole batch, whatever their sizes."""
+"""Accumulated minibatches of any size take the step of the whole batch."""
 
 import pytest
 import torch
