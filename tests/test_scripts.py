@@ -59,6 +59,12 @@ def test_an_episode_is_shown_turn_by_turn(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000.png", "0001.png"]
 
 
+def test_the_return_of_a_watched_episode_is_the_sum_of_its_rewards():
+    maps = '{"desc":["SFG"],"is_slippery":false}'
+    said = output_of(f"lrl watch --policy expert --env_id FrozenLake-v1 --env_kwargs {maps}")
+    assert "action: RIGHT   reward: 1" in said and "\n2 turns, return 1, " in said
+
+
 def test_a_person_plays_by_typing(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("turn left\nfly\n\n"))
     monkeypatch.setattr(sys, "argv", ["lrl", "watch", "--human", "--env_id", "lrl/BabyAI-GoToLocal-v0"])

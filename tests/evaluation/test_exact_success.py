@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from lrl.cli.evaluate import exact_line
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import map_split
 from lrl.envs.tabular import success_probability
+from lrl.evaluation import exact
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.exact import exact_evaluation, is_frozen_lake, lakes_of, wrong_states
+from lrl.evaluation.load import load_baseline
 from lrl.openenv.codec import OpenEnvCodec
 from lrl.openenv.server import action_schema
 from lrl.policies.baselines import ConstantActor, ExpertActor, FixedActor, RandomActor
@@ -110,6 +113,17 @@ def test_random_maps_are_different_ones_of_the_family() -> None:
 
 def test_a_fixed_map_is_one_map_however_many_are_wanted() -> None:
     assert [lake.steps for lake in lakes_of(LAKE, num_maps=9)] == [100]
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "one map"), (2, "mean over 2 maps")])
+def test_the_exact_success_states_the_number_of_maps_and_asks_a_chat_model_for_one_only(
+    monkeypatch, count, said
+) -> None:
+    lakes, loaded = lakes_of(RANDOM_MAPS, num_maps=count), load_baseline("expert", RANDOM_MAPS)
+    monkeypatch.setattr(exact, "lakes_of", lambda *_, **__: lakes)
+    assert len(lakes) == count and f"({said})" in exact_line(loaded, 0)
+    monkeypatch.setattr(ExpertActor, "asks_chat_model", True)
+    assert (exact_line(loaded, 0) == "") == (count > 1)
 
 
 def test_other_environments_have_no_exact_figure() -> None:

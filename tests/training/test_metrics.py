@@ -158,6 +158,15 @@ def test_the_ratio_error_of_the_first_minibatch_and_the_maximum_are_logged_separ
         assert row["train/update_kl"] > 0
 
 
+def test_the_update_is_measured_too_if_a_limit_ends_the_run_within_a_collection(tmp_path):
+    module, data = network(tmp_path), rollout_data("network", num_epochs=1, num_minibatches=2)
+    measure, measured = module._measure_update, []
+    module._measure_update = lambda: measured.append(module.trainer.current_epoch) or measure()
+    trainer = make_trainer(tmp_path, max_epochs=2, max_steps=3)
+    trainer.fit(module, datamodule=data)
+    assert measured == [0, 1] and all(row["train/update_kl"] > 0 for _, row in trainer.logger.rows)
+
+
 @pytest.mark.parametrize(("target_kl", "stops"), [(0.15, True), (0.25, False)])
 def test_target_kl_is_compared_with_the_mean_over_the_tokens_of_all_ranks(target_kl, stops, monkeypatch):
     """A log-ratio of 0.6 at every token is 0.222 nats."""
