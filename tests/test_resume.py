@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import signal
+from collections import Counter as Counts
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,7 @@ from lrl.envs.frozen_lake import ExpertQRows
 from lrl.envs.prompt_env import PromptEnvs
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
+from lrl.lm.prefill import KeptPrompts
 from lrl.openenv.factory import OpenEnvEnvs
 from lrl.policies.head import HeadPolicy
 from lrl.policies.mlp import MLPPolicy
@@ -139,9 +141,11 @@ class SaveAt(Callback):
 
     def on_fit_start(self, trainer, pl_module):
         decide, credit = pl_module.policy.act, pl_module.prepare
+        turns = Counts()
 
         def act(*args, **kwargs):
-            self.save(trainer, "collecting")
+            self.save(trainer, "collecting", turns[trainer.current_epoch])
+            turns[trainer.current_epoch] += 1
             return decide(*args, **kwargs)
 
         pl_module.policy.act = act
@@ -184,6 +188,7 @@ class SaveLast(SaveAt, Checkpoint):
 
 MOMENTS = [
     ("collecting", 0, SaveAt),
+    ("collecting", 2, SaveAt),
     ("credited", 0, SaveAt),
     ("epoch_start", 0, SaveAt),
     ("epoch_start", 0, SaveLast),
@@ -260,6 +265,18 @@ def test_a_checkpoint_from_inside_a_collection_resumes_bit_identical(
     validated = [row for _, row in resumed.logger.rows if "val/return" in row]
     before = moment not in ("validation_end", "epoch_end")
     assert len(validated) == (1 + before if every == 1 else 1)
+
+
+def test_the_prompts_of_these_runs_continue_those_of_the_turn_before(folder, tmp_path, monkeypatch):
+    continued, take = [], KeptPrompts.take
+
+    def counted(kept, model, prompts):
+        continued.append(len(prompts))
+        return take(kept, model, prompts)
+
+    monkeypatch.setattr(KeptPrompts, "take", counted)
+    fit(folder, "continuing", tmp_path, max_epochs=1, data={"num_epochs": 1, "num_minibatches": 1})
+    assert sum(continued) >= 12
 
 
 def test_a_run_whose_budget_of_steps_is_spent_ends_at_once_when_it_is_resumed(folder, tmp_path):

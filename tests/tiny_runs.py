@@ -284,11 +284,12 @@ class Stop(L.Callback):
 
     def on_fit_start(self, trainer, pl_module):
         if self.moment == "rollout":
-            decide = pl_module.policy.act
+            decide, turns = pl_module.policy.act, []
 
             def act(*args, **kwargs):
                 decided = decide(*args, **kwargs)
-                if trainer.current_epoch == 1:
+                turns.append(trainer.current_epoch)
+                if turns.count(1) == (3 if pl_module.policy.prompt.history else 1):
                     stop_here()
                 return decided
 
@@ -328,4 +329,4 @@ def run_until_stopped(folder, kind, root, moment):
 
 FEW_ITERATIONS = {"model": {"dtype": "float64"}, "natural_gradient": {"cg_iterations": 2}, "value_iterations": 2}
 FLOAT64 = {"model": {"dtype": "float64"}, "optimizer": {"factory": lambda weights: torch.optim.SGD(weights, lr=0.1)}}
-OPTIONS = {"prompts": {}, "episodes": {"history": 1}, "continuing": {"history": 1}}
+OPTIONS = {"prompts": {}, "episodes": {"history": "all"}, "continuing": {"history": "all"}}

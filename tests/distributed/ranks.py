@@ -87,7 +87,8 @@ def fit(folder, root, strategy, *callbacks, sizes=None, ckpt_path=None, limit_va
     if algorithm == "sft":
         module, data = sft(folder, **module), demonstrations()
     elif algorithm == "ppo":
-        module, data = ppo(folder, optimizer={"schedule": "constant"}), rollout_data("continuing", num_epochs=1)
+        module = ppo(folder, "all", optimizer={"schedule": "constant"})
+        data = rollout_data("continuing", num_epochs=1)
     elif algorithm == "trpo":
         module, data = trpo(folder, **module), rollout_data("continuing", num_epochs=1, num_minibatches=1)
     elif algorithm in ("scoring", "adapter"):
@@ -115,8 +116,8 @@ def critic_of(folder, kind):
     """Choices, or a critic with its own adapter, which makes two forward passes before each backward one."""
     head = ValueHeadConfig(hidden_sizes=(8,), init_seed=0, adapter=kind == "adapter")
     if kind == "adapter":
-        return text_policy(folder, history=1, value_head=head, lora=LoRAConfig(r=2, alpha=4))
-    prompt = PromptTemplate(response_format="direct", system="", history=1)
+        return text_policy(folder, history="all", value_head=head, lora=LoRAConfig(r=2, alpha=4))
+    prompt = PromptTemplate(response_format="direct", system="", history="all")
     return ScoringPolicy(LanguageModelConfig(name=folder), prompt, value_head=head)
 
 
@@ -252,7 +253,8 @@ def cases(folder, root):
         yield f"{strategy}_loss", lambda at, s=strategy: refused(lambda: fit(folder, at, s, SpoilLoss()))
     for strategy, moment in SIGNALS:
         yield f"{strategy}_{moment}", lambda at, s=strategy, m=moment: interrupted(folder, at, s, m)
-    yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", sizes={"num_minibatches": 1}, **FLOAT64))
+    whole = {"sizes": {"num_minibatches": 1}, "history": "all", **FLOAT64}
+    yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", **whole))
     yield "ddp_trpo_float64", lambda at: outcome(fit(folder, at, "ddp", algorithm="trpo", **FEW_ITERATIONS))
     critic = {"value_head": ValueHeadConfig(hidden_sizes=(8,), init_seed=0)}
     yield "ddp_sft_critic", lambda at: refused(lambda: fit(folder, at, "ddp", algorithm="sft", **critic))

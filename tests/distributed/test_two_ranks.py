@@ -86,7 +86,8 @@ def test_one_device_resumes_a_run_of_two_ranks(results, root, folder, tmp_path, 
             kept["steps"] = {float(state["step"]) for state in trainer.optimizers[0].state.values()}
 
     if "ppo" in run:
-        module, data = ppo(folder, optimizer={"schedule": "constant"}), rollout_data("continuing", num_epochs=1)
+        module = ppo(folder, "all", optimizer={"schedule": "constant"})
+        data = rollout_data("continuing", num_epochs=1)
     else:
         module, data = (
             grpo(folder, **merged({"optimizer": {"schedule": "constant"}}, changes)),
@@ -128,7 +129,7 @@ def test_every_rank_makes_the_same_number_of_collective_calls(results):
     assert "ddp_uneven" in unequal and "fsdp2_uneven" in unequal and "fsdp2_full" in unequal
 
 
-@pytest.mark.parametrize("kind", ["full", "lora", "warm"])
+@pytest.mark.parametrize("kind", ["full", "lora", "warm", "ppo"])
 def test_fsdp2_trains_as_ddp_does_with_half_the_weights_on_each_rank(results, kind):
     for run in {f"fsdp2_{kind}", f"fsdp2_one_file_{kind}"} & set(results[0]):
         for name, weight in results[0][f"ddp_{kind}"]["weights"].items():
@@ -190,7 +191,7 @@ def test_the_exported_folder_holds_the_weights_of_both_ranks(results, root, run)
 def test_two_ranks_with_half_the_groups_each_roll_out_and_learn_what_one_rank_does(results, folder, tmp_path):
     alone = make_trainer(tmp_path, enable_checkpointing=False, gradient_clip_val=1.0, max_epochs=COLLECTIONS)
     data = rollout_data("episodes", **SIZES | {"num_minibatches": 1})
-    alone.fit(grpo(folder, **merged({"optimizer": {"schedule": "constant"}}, FLOAT64)), datamodule=data)
+    alone.fit(grpo(folder, "all", **merged({"optimizer": {"schedule": "constant"}}, FLOAT64)), datamodule=data)
     parts = [rank["ddp_float64"]["responses"] for rank in results]
     times = max(map(len, parts))
     padded = [part + [[""] * len(part[0])] * (times - len(part)) for part in parts]
