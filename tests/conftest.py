@@ -7,11 +7,14 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import fcntl
+import gc
 import logging
 import multiprocessing
 import shutil
 
 import pytest
+
+gc.disable()  # until all tests are imported: a fifth of the time would be spent on finding no garbage
 
 # The fork server keeps the list that it is started with, by whichever test comes first: ranks, runs that are killed,
 # environments in processes. Nothing of lrl is in it, so children still import, and register, what they need.
@@ -19,6 +22,16 @@ LIBRARIES = ("gymnasium", "lightning.pytorch", "peft", "torchmetrics", "transfor
 multiprocessing.set_forkserver_preload([*LIBRARIES])
 
 WORDS = "<pad> <unk> <|im_start|> <|im_end|> <think> </think> <answer> </answer> \n system user assistant left right up"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Exclude the 700,000 objects of imported libraries from garbage collection, which starts after this."""
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")
