@@ -1,8 +1,6 @@
 """A table of policies in several environments."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -60,11 +58,8 @@ def test_the_policy_plays_in_the_precision_that_is_asked_for(tmp_path: Path, mon
     assert refused.returncode == 2 and "fp7" in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_label_that_is_given_twice_is_one_sentence() -> None:
-    # The one that starts a process of its own, as a user does: it ends before anything large is imported.
-    command = [sys.executable, "-m", "lrl", "success_table", "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_words(["lrl", "success_table", "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"])
     assert done.returncode == 2
     assert done.stderr.strip() == "lrl success_table: --checkpoint names 'a' twice; give each another label: LABEL=RUN."
 
