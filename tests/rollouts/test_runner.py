@@ -8,6 +8,8 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import lrl
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.policies.baselines import ConstantActor
 from lrl.rollouts.runner import EnvRunner
 from lrl.types import Decisions, RandomKeys, SamplingConfig
 
@@ -78,6 +80,20 @@ def test_only_environments_that_ended_are_reset():
     before = runner.observations
     runner.reset(np.array([7, 8, 9]), np.arange(3))
     assert runner.observations is before, "no episode has ended"
+
+
+def test_the_transitions_of_episodes_with_one_seed_follow_their_noise_seeds():
+    def after_one_move(noise_seeds):
+        actor, factory, envs = ConstantActor("RIGHT"), GymnasiumEnvs("FrozenLake-v1"), np.arange(6)
+        actor.connect(factory.codec)
+        runner = EnvRunner(actor, factory.make(6, "think_answer"))
+        runner.reset(np.full(6, 3), envs, noise_seeds)
+        runner.turn(RandomKeys(seed=0, purpose=0, collection=0, env=envs, turn=runner.lengths))
+        keys = RandomKeys(seed=0, purpose=0, collection=0, env=envs, turn=runner.lengths)
+        return {str(text) for text in runner.turn(keys).observations}
+
+    assert len(after_one_move(np.full(6, 5))) == 1
+    assert len(after_one_move(np.arange(6))) == 3  # slippery: RIGHT moves UP, RIGHT or DOWN
 
 
 def test_idle_environments_repeat_the_first_action():
