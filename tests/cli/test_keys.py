@@ -97,6 +97,10 @@ def test_a_misspelt_key_of_the_command_line_is_named_in_a_sentence(words, senten
         check(*words)
 
 
+def test_a_last_option_without_value_is_left_to_the_parser():
+    check("--trainer.max_epochs")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
