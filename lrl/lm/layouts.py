@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lrl.lm.block_attention import with_blocks
+
 _MAX_COLUMNS = 4096
 """Largest width that :func:`pack` chooses itself, unless two of the longest turns are wider: the memory of the mask is
 quadratic in it."""
@@ -105,7 +107,7 @@ class Layout:
         """Return an int64 mask ``(row, column)`` if no row branches, else ``(row, 1, column, column)``."""
         if self.single:
             return (self.last >= 0).long()
-        return additive_mask(in_subtree(self.last), dtype)
+        return with_blocks(additive_mask(in_subtree(self.last), dtype), self.last)
 
 
 def in_subtree(last: Tensor) -> Tensor:
@@ -288,6 +290,8 @@ def _fill(shared: Sequence[int], sizes: Sequence[int], extra: int, width: int | 
         width: largest width of a row, unless a path is longer; None chooses the cheapest one.
     """
 
+    longest = max(sizes) + extra
+
     def fill(width: int) -> tuple[list[int], float]:
         row, filled, widest = list[int](), 0, 0
         for common, size in zip(shared, sizes, strict=True):
@@ -296,12 +300,11 @@ def _fill(shared: Sequence[int], sizes: Sequence[int], extra: int, width: int | 
             row.append(row[-1] + begins if row else 0)
             filled = size + extra if begins else added
             widest = max(widest, filled)
-        return row, cost_of(row[-1] + 1, widest)
+        return row, cost_of(row[-1] + 1, widest, longest)
 
     if width is not None:
         return fill(width)[0]
-    width = max(sizes) + extra
-    limit = widest_row(width)
+    width, limit = longest, widest_row(longest)
     layouts = [fill(width)]
     while layouts[-1][0][-1] > 0 and width < limit:
         width = min(2 * width, limit)
@@ -314,9 +317,15 @@ def widest_row(longest: int) -> int:
     return max(_MAX_COLUMNS, 2 * longest)
 
 
-def cost_of(rows: int, width: int) -> float:
-    """Return the cost of a forward pass in tokens, attention's quadratic part included."""
-    return rows * width * (1 + width / 1024)
+def cost_of(rows: int, width: int, longest: int) -> float:
+    """Return the cost of a forward pass in tokens, attention included (:mod:`lrl.lm.block_attention`).
+
+    Args:
+        rows: their number.
+        width: columns of each.
+        longest: tokens of the longest turn.
+    """
+    return rows * width * (1 + min(width, longest + 64) / 1024)
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], device: torch.device) -> dict[str, Tensor]:
