@@ -34,11 +34,11 @@ class CollectOptions:
     num_envs: PositiveInt = 1
     """Number of episodes that are played in parallel; the data set does not depend on it."""
     temperature: NonNegativeFloat = 0.0
-    """Sampling temperature of a run; 0 takes its mean or most probable action."""
+    """Sampling temperature, if --policy is a run; with 0 it takes its mean or its most probable action."""
     random_share: ClosedUnitInterval = 0.0
     """Share of turns with a random action."""
     advisor: str | None = None
-    """One of expert, a checkpoint or a run directory, whose action in each state is recorded in addition."""
+    """An advisor, whose action in each state is recorded in addition: expert, a checkpoint or a run directory."""
     successful_only: bool = False
     """Write only successful episodes."""
 
@@ -50,11 +50,11 @@ class ExportOptions:
     jsonl: Path | None = None
     """Write the data set as JSON lines to this file as well."""
     digits: bool = False
-    """Write the actions of --jsonl as numbers of the action space instead of names."""
+    """Write actions to --jsonl as indices in the action space instead of names."""
     ranges: bool = False
     """Print the ranges of the observations, for env.numbers."""
     statistics: bool = False
-    """Print means and deviations of the observations, for env.numbers."""
+    """Print means and standard deviations of the observations, for env.numbers."""
 
 
 def collect(
@@ -73,7 +73,7 @@ def collect(
 
     Args:
         dataset_id: name of the Minari data set, such as lrl/babyai-goto/bot-v0.
-        policy: one of expert, random and constant, a checkpoint or a run directory; default: no episodes are played.
+        policy: expert, random, constant, a checkpoint or a run directory; default: no episodes are played.
         env: environment of the episodes.
         play: how episodes are played.
         export: output that is made from the data set.
@@ -181,7 +181,10 @@ def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
     if isinstance(actor, HeadPolicy):  # the only advisor with native actions that reads numbers as text
         own, shown = saved_numbers(name) or NumberFormat(), env.numbers or NumberFormat()
         if own != shown:
-            raise ValueError(f"--advisor is {name!r}, which reads {own}, but --policy {shown}; both must be the same.")
+            raise ValueError(
+                f"--advisor is {name!r}, which reads numbers as {own}, but --policy reads them as {shown}; both must "
+                "be the same."
+            )
     return actor
 
 
@@ -211,12 +214,15 @@ def _record(actor: Actor, envs: GymnasiumEnvs, dataset_id: str, policy: str, pla
 
 
 class _EndedBySignal(SystemExit):
-    """Raised by the handler of SIGTERM; a plain ``SystemExit`` is treated as an error of an environment."""
+    """Raised by the handler of SIGTERM.
+
+    :mod:`lrl.envs.native` treats a plain ``SystemExit`` as an error of the environment.
+    """
 
 
 @contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Raise an exception when a scheduler ends the program, so that finished episodes are kept."""
+    """Raise an exception on SIGTERM, which schedulers send to end a program, so that finished episodes are kept."""
     process = os.getpid()
 
     def leave(number: int, _: object) -> None:

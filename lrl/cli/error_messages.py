@@ -52,7 +52,7 @@ _FULL_DISK = re.compile(
 """How safetensors, h5py, sqlite3 and torch report a full disk."""
 _PARSER_KEY = re.compile(r'Parser key "([^"]+)"')
 _STOCK_PARTS = {"callbacks": "trainer.callbacks", "loggers": "trainer.logger", "profilers": "trainer.profiler"}
-"""Keys by the folder of Lightning that holds their classes."""
+"""Configuration keys of Lightning's own callbacks, loggers and profilers, by the folder with their classes."""
 _WRONG_CLASS = "Not a valid subclass of"
 _NO_REASON = (
     "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
@@ -89,7 +89,7 @@ def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
         if sentence is None:
             raise
         logging.getLogger("lrl.trace").debug("", exc_info=True)  # into run.log
-        sentence = sentence.removeprefix("argument ")  # argparse begins so
+        sentence = sentence.removeprefix("argument ")  # argparse begins its messages with this
         hyphens = "--" if sentence.split(" ", 1)[0].rstrip(":") in options else ""
         sys.stderr.write(f"{prog}: {hyphens}{sentence}\n")
         raise SystemExit(2) from None
@@ -108,18 +108,18 @@ def _user_error_types() -> tuple[type[BaseException], ...]:
 def stock_part(error: BaseException) -> str | None:
     """Return the key of the callback, logger or profiler of Lightning that raised an error; None for other errors.
 
-    The key is for example ``trainer.callbacks``. These parts raise a ``RuntimeError`` or an ``AttributeError`` if they
-    cannot be used in a run, which is a user's error.
+    The key is for example ``trainer.callbacks``. If such an object cannot be used in a run, which is a user's error, it
+    raises a ``RuntimeError`` or an ``AttributeError``.
     """
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    # An attribute of a module is looked up in torch, and some callbacks do their work in lightning.fabric.
+    # Frames in torch (missing attributes of modules) and lightning.fabric (called by callbacks) do not name the part.
     own = [file for file in files if not {"torch", "fabric"} & set(file.parts)]
     folder = own[-1].parent if own else Path()
     return _STOCK_PARTS.get(folder.name) if folder.parent.parts[-2:] == ("lightning", "pytorch") else None
 
 
 def sentence_of(error: Exception) -> str | None:
-    """Return the sentence that is printed for an error, or None for an error of the program, which has a traceback."""
+    """Return the sentence that is printed for an error, or None for a bug, for which the traceback is printed."""
     if not isinstance(error, ValueError) and (sentence := _of_full_disk(error)):
         return sentence
     part = stock_part(error)

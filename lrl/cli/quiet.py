@@ -1,4 +1,4 @@
-"""Silencing of tips and deprecation warnings of libraries, and progress bars."""
+"""Progress bars, and filters for tips and deprecation warnings of libraries."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*jsonargparse.*", category=DeprecationWarning)
     # The rollout buffer is in this process, so workers of the data loader would be idle.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    # The learning rate is scheduled per optimizer step, and no-op steps do not count.
+    # The scheduler steps after every minibatch, also where ``target_kl`` skips the optimizer step.
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step.*")
     # Lightning 2.6.6 builds a tree spec in a way that torch deprecates.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     # Lightning compares the log interval with the number of batches; metrics are logged once per collection.
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-    # Lightning writes checkpoints and metrics to the run directory on purpose; it holds the records of the launch.
+    # Checkpoints and metrics belong in the run directory, to which the launch has written its records before.
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
     # dm_control looks for a display when it is imported, and works without one.
@@ -54,7 +54,7 @@ def progress_bar(name: str, total: int, shown: bool = True) -> Iterator[Callable
     Args:
         name: the bar's label.
         total: number of steps.
-        shown: False hides the bar, as on all devices but the first.
+        shown: whether to show the bar; of several devices only the first should.
 
     Yields:
         A function that advances the bar by one step.

@@ -58,7 +58,7 @@ def success_table(
     subjects = labelled(checkpoint) if checkpoint else [(str(policy), None)]
     fabric = DeviceOptions(accelerator=accelerator, precision=precision).fabric()
     env_kwargs = env_kwargs or [{}]
-    if merge_adapters:  # reports a model that cannot be merged before the episodes
+    if merge_adapters:  # reports a model that cannot be merged before any episode is played
         for label, path in subjects[1:]:
             merge_adapters_of(_load(label, path, env_id[0], env_kwargs[0]).policy, label)
     rows: list[dict[str, Any]] = []
@@ -87,7 +87,7 @@ def labelled(texts: Sequence[str]) -> list[tuple[str, str]]:
     labels = [label for label, _ in pairs]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise ValueError(f"--checkpoint names {twice!r} twice; give each another label: LABEL=RUN.")
+        raise ValueError(f"--checkpoint names {twice!r} twice; give each its own label: LABEL=RUN.")
     return [(label, path) for label, path in pairs]
 
 

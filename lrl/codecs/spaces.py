@@ -152,7 +152,7 @@ def _pairs_by_path(
 def _pairs(
     space: spaces.Box, pairs: Ranges | None, numbers: NumberFormat, role: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return lower and upper ends, or means and deviations, each ``(dimension,)``; None if they are not set."""
+    """Return lower and upper ends, or means and standard deviations, each ``(dimension,)``; None if not set."""
     if pairs is None:
         return None
     size = int(np.prod(space.shape))

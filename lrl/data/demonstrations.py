@@ -92,7 +92,7 @@ class DemonstrationsDataModule(RunDataModule):
             source.validate(self.env)
 
     def connect(self, policy: Policy) -> None:
-        """Set the policy that encodes the demonstrations; the module calls this in its own ``setup``.
+        """Set the policy that encodes the demonstrations; the Lightning module calls this in its ``setup``.
 
         Raises:
             ValueError: If the policy cannot be trained on the demonstrations.
@@ -107,7 +107,14 @@ class DemonstrationsDataModule(RunDataModule):
         self._policy, self._tokens = policy, None
 
     def _check_native(self, policy: str) -> None:
-        """Raise if a policy of this class, which acts natively, cannot be trained on the demonstrations."""
+        """Check that a policy that acts natively can be trained on the demonstrations.
+
+        Args:
+            policy: name of the policy's class, for the error message.
+
+        Raises:
+            ValueError: If a source contains only texts, or ``token_cache`` is set.
+        """
         for source in (part for given in self._sources for part in given.sources):
             if not source.has_native_turns:
                 raise ValueError(

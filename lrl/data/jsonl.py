@@ -213,8 +213,8 @@ def _parse(read: Callable[[str], Any], plain: Callable[[str], str], text: str) -
 def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
     """Raise an error if integers from 0 to 999 were probably meant as codes of values between two bounds.
 
-    The codec read them as the values themselves, because ``env.numbers.kind`` is not ``integers``. Integers that are
-    outside the space show this.
+    The codec read them as the values themselves, because ``env.numbers.kind`` is not ``integers``. The error is
+    detected if at least one of the integers is outside the space.
 
     Args:
         key: ``observation`` or ``action``.
@@ -255,13 +255,14 @@ _CACHED = 2**15
 class JsonlDemonstrations(Demonstrations):
     """Demonstrates the actions or responses of a file with one JSON object per line.
 
-    A line has an ``observation``, which is rewritten in the environment's format with the precision of the file, or a
-    ``prompt``, whose text is not changed. It also has an ``action``, which is written in the policy's format with an
-    optional ``reasoning``, or a ``response``, whose text is not changed. ``<observation>`` and ``<action>`` tags are
-    optional, and an action that is a word may be given by its index in the action space. Therefore the files of the
-    original experiment (see the README), ``{"observation": ..., "action": ...}``, can be read. A policy that acts
-    natively can learn from lines whose observations are numbers. Prompts have no history, because a line does not
-    state to which episode it belongs. All lines are checked at the start and read on demand.
+    A line has an ``observation`` or a ``prompt``, and an ``action`` or a ``response``. The observation is parsed and
+    written again in the environment's format, so it is at most as precise as the text in the file. The action is
+    written in the policy's format, with the ``reasoning`` of the line, if any. Prompts and responses are not changed.
+    ``<observation>`` and ``<action>`` tags are optional, and an action that is a word may be given by its index in the
+    action space. Files of the original experiment (see the README) can therefore be read. Their lines are
+    ``{"observation": ..., "action": ...}``. A policy that acts natively can learn from lines whose observations are
+    numbers. Prompts have no history, because a line does not state to which episode it belongs. All lines are checked
+    at the start and read on demand.
 
     Args:
         path: path of the file.

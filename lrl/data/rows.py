@@ -184,8 +184,8 @@ class JsonlRows(EnvRows):
     The tags are optional, and an action that the codec writes as a word may also be given by its index, so that the
     files of the original experiment can be read. All lines are checked at the start and read on demand. If the codec
     can parse observations, texts are rewritten in the environment's format, and policies that act natively can use the
-    parsed observations; both have the precision of the file. Lines do not state to which episode they belong, so
-    prompts have no history.
+    parsed observations; both are at most as precise as the numbers in the file. Lines do not state to which episode
+    they belong, so prompts have no history.
 
     Args:
         path: path of the file.

@@ -284,8 +284,9 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
 
         Args:
             observations: native observation before each step.
-            actions: native actions of the steps, followed by the advised actions, which are actions that an advisor or
-                the policy itself would have chosen. There may therefore be more actions than observations.
+            actions: native actions of the steps, followed by the advised actions of some steps. An advised action is
+                the one that an advisor chose, or the one of the policy that a random action replaced. There may
+                therefore be more actions than observations.
             rng: source of random numbers.
         """
 

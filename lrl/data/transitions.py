@@ -36,11 +36,12 @@ class TransitionsDataModule(ClockedDataModule):
     kept in memory as float32; a million steps of HalfCheetah take 96 MB. All steps are used, including random ones.
 
     Whole episodes are held out: neighbouring steps are so similar that held-out steps of training episodes would
-    measure memorisation. Early stopping uses the validation split, and ``lrl test`` a third split.
+    measure memorisation. Early stopping uses the validation split, and ``lrl test`` uses the test split.
 
-    The target of a step is its reward or, with ``gamma``, the return from there on, because a policy that maximises
-    only the reward of its next step neglects the following ones. Rewards after a time limit are unknown. The last
-    steps of a truncated episode are omitted if such rewards carry more than a hundredth of the return's total weight.
+    The target of a step is its reward, or with a positive ``gamma`` a scaled discounted return from the step on. A
+    policy that maximises a model of single rewards neglects the rewards that follow. Rewards after a time limit are
+    unknown. The last steps of a truncated episode are omitted if such rewards carry more than a hundredth of the
+    return's total weight.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local; or a list of several with the
@@ -51,6 +52,9 @@ class TransitionsDataModule(ClockedDataModule):
         seed: seed of the split and of the order of the rows.
         gamma: discount of the rewards that follow a step. With 0 the target is the reward of the step, otherwise
             ``(1 - gamma) * sum_k gamma**k r_{t+k}``, which has the unit of a reward.
+
+    Raises:
+        ValueError: If no data set is given, or one twice, or a setting is out of range.
     """
 
     def __init__(
@@ -83,8 +87,8 @@ class TransitionsDataModule(ClockedDataModule):
         """Read the data sets; a second call does nothing.
 
         Raises:
-            ValueError: If a data set is missing, damaged or too small, or its rewards are all equal; the spaces
-                differ; or the batch size is too small for the devices.
+            ValueError: If a data set is missing, damaged or too small, the rewards are all equal, the data sets have
+                different spaces, or the batch size is too small for the number of devices.
         """
         assert self.trainer is not None
         if self.batch_size < 2 * self.trainer.world_size:
@@ -99,8 +103,8 @@ class TransitionsDataModule(ClockedDataModule):
         """Read all episodes into memory, split by episode.
 
         Raises:
-            ValueError: If a data set is missing, damaged or too small, its rewards are all equal, or the spaces
-                differ.
+            ValueError: If a data set is missing, damaged or too small, the rewards are all equal, or the data sets
+                have different spaces.
         """
         readers = [DatasetReader(name) for name in self.dataset_ids]
         spaces = self.observation_space, self.action_space = readers[0].observation_space, readers[0].action_space
@@ -214,14 +218,14 @@ class TransitionsDataModule(ClockedDataModule):
         return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
 
     def tick(self, index: int) -> None:
-        """Advance the clocks by batch ``index`` of a pass."""
+        """Advance the clock of optimiser steps if batch ``index`` of a pass is the last one of such a step."""
         assert self.trainer is not None
         ends = (index + 1) % self.trainer.accumulate_grad_batches == 0 or index + 1 == self.trainer.num_training_batches
         self.advance(optimizer_steps=int(ends))
 
 
 def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> Tensor:
-    """Return the value of each step of an episode, float32 ``(step,)``: ``(1 - gamma) * sum_k gamma**k r_{t+k}``.
+    """Return scaled discounted returns of an episode, float32 ``(step,)``: ``(1 - gamma) * sum_k gamma**k r_{t+k}``.
 
     Args:
         rewards: rewards of the steps, float64 ``(step,)``.

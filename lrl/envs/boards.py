@@ -8,16 +8,16 @@ can be reached. On slippery ice a move has the chosen direction with probability
 probability 0.1. The reward is 1 at the goal. The limit is 25 actions (10 in RAGEN).
 
 Sokoban: a room of 6 x 6 cells including the outer wall, carved by a random walk of 20 steps. Boxes start on their
-targets. A search pulls them away and maximises the sum of their distances to their targets, multiplied by the number of
-times that it starts to pull another box. The player then walks up to three random steps. The reward is -0.1 per action,
-1 for each box pushed onto a target, -1 for each box pushed off a target and 10 for the solution. The limit is 10
-actions; some rooms with two boxes need more.
+targets. A search pulls them away. It maximises the product of two numbers: the sum of the distances between the boxes
+and their targets, and the number of times that it starts to pull a box which is not the one pulled last. The player
+then walks up to three random steps. The reward is -0.1 per action, 1 for each box pushed onto a target, -1 for each box
+pushed off a target and 10 for the solution. The limit is 10 actions; some rooms with two boxes need more.
 
 Departures from the original:
 
-1. A room that cannot be generated is sampled again with the same random number generator. RAGEN takes another seed.
-2. The seed of a reset determines the board. Maps of FrozenLake are those of RAGEN for equal seeds. Rooms of Sokoban
-   have RAGEN's distribution, but the room of a seed is another one.
+1. If the generation of a room fails, it is repeated with the same random number generator. RAGEN takes another seed.
+2. The seed of a reset determines the board. Equal seeds give the same maps of FrozenLake as in RAGEN. Rooms of Sokoban
+   have RAGEN's distribution, but equal seeds give other rooms than in RAGEN.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class RagenLakeEnv(BoardEnv):
         return self._observe([(self._cell, {"G": _ON_GOAL, "H": _IN_HOLE}.get(letter, _PLAYER))])
 
     def expert_action(self) -> int:
-        """Return the first best action according to value iteration with discount factor 0.99."""
+        """Return an optimal action according to value iteration with discount factor 0.99; of several, the first."""
         if not self._best:
             self._best = optimal_q([self.table])[0].argmax(-1).tolist()
         return self._best[self._cell]
@@ -228,7 +228,7 @@ _STORED, _BOX, _AGENT, _AGENT_ON_TARGET = 3, 4, 5, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """Represents a room of Sokoban at the start of an episode. Cells are sets of bits except for the player's."""
+    """Represents a room of Sokoban at the start of an episode. Sets of cells are integers with one bit per cell."""
 
     size: int
     """Side length in cells, including the outer wall."""
@@ -239,11 +239,11 @@ class Room:
     boxes: int
     """Initial cells of the boxes."""
     player: int
-    """Initial cell of the player."""
+    """Index of the initial cell of the player."""
 
     @property
     def steps(self) -> tuple[int, int, int, int]:
-        """Difference of the player's cell for the actions up, down, left and right."""
+        """Change of the index of the player's cell by the actions up, down, left and right."""
         return -self.size, self.size, -1, 1
 
 
@@ -310,16 +310,17 @@ def _carve(rng: np.random.Generator, size: int) -> int:
 def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
     """Pull the boxes away from their targets by a depth-first search, in which each move pulls a box behind the player.
 
-    A state's score is the sum of the distances between boxes and their targets, multiplied by the number of times that
-    another box than before was pulled. It is 0 if a target is covered by a box or the player. The first state with the
-    highest score is chosen.
+    A state's score is the sum of the distances between boxes and their targets, multiplied by the number of pulls of a
+    box which is not the one pulled before; the first pull counts. The score is 0 if a box or the player is on a target.
+    The first state with the highest score is chosen.
 
     Returns:
         Sum of the distances, player and boxes; None if no state has a positive score.
     """
     targets, floor = _cells(room.targets), room.floor
     best, best_score = None, 0
-    # player, cell of the box of each target, boxes that have not been pulled as bits, changes, last box, depth left
+    # Each element: player, cell of each target's box, bits of the boxes not pulled yet, number of changes of the box,
+    # index of the box pulled last, remaining depth.
     stack = [(room.player, tuple(targets), room.boxes, 0, -1, search_depth - 1)]
     explored = set()
     while stack and len(explored) < _MOST_STATES:
@@ -348,7 +349,7 @@ def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
 
 
 def _distance(cell: int, other: int, size: int) -> int:
-    """Return the number of rows and columns between two cells."""
+    """Return the Manhattan distance between two cells."""
     return abs(cell // size - other // size) + abs(cell % size - other % size)
 
 
@@ -374,7 +375,7 @@ class Solution:
     """Holds the states that can be reached from the start of a room, in the order of a breadth-first search."""
 
     index: dict[tuple[int, int], int]
-    """Index of each state, which is the player and the boxes."""
+    """Index of each state ``(player, boxes)``."""
     next_state: np.ndarray
     """Index of the next state, int64 ``(state, action)``; a solved state is followed by itself."""
     distance: np.ndarray
@@ -403,7 +404,10 @@ class Solution:
 
 
 def solve(room: Room) -> Solution:
-    """Find the shortest solutions from all states that can be reached, by breadth-first search in both directions."""
+    """Find the shortest solutions from all reachable states.
+
+    A breadth-first search from the start finds the states, and one backwards from the solved states their distances.
+    """
     start = (room.player, room.boxes)
     index, states, rows = {start: 0}, [start], []
     for player, boxes in states:  # grows while it is iterated over

@@ -252,7 +252,7 @@ def make_row(state: int, desc: Desc, q_values: np.ndarray, action: int | None = 
         state: index of the cell.
         desc: the map.
         q_values: the expert's value of each action, ``(action,)``.
-        action: the expert's action; None selects the first best one.
+        action: the expert's action; None selects the first of the best actions.
     """
     chosen = int(q_values.argmax()) if action is None else action
     return Row(

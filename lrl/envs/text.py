@@ -1,4 +1,4 @@
-"""Wrapper that gives a native environment text observations and text actions, and experts of environments."""
+"""Experts of environments, and a wrapper that gives a native environment text observations and text actions."""
 
 from __future__ import annotations
 

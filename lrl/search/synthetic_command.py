@@ -26,15 +26,15 @@ def synthetic_search(
     lrl synthetic_search --write data/histories.jsonl --functions 20000
     lrl synthetic_search --functions 105 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
 
-    The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and functions of tables
-    of 6 to 48 actions. Functions on which searchers are compared are never written, not even with --held_out. The
-    printed values are exact values of the proposal that each search chose: 0 is the best possible value, and a random
-    proposal has about -1.
+    The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and three kinds of
+    functions of a table with 6 to 48 entries, each of which is an action. Functions on which searchers are compared are
+    never written, not even with --held_out. The printed values are exact values of the proposal that each search chose:
+    0 is the best possible value, and a random proposal has about -1.
 
     Args:
         write: write demonstrations of a teacher to this file, and compare nothing.
-        held_out: with --write, write demonstrations of other functions, for val/loss.
-        functions: number of functions; multiples of 7 have equal numbers of each kind.
+        held_out: with --write, write demonstrations of functions that are not written otherwise, for val/loss.
+        functions: number of functions; a multiple of 7 gives equal numbers of the seven kinds.
         seed: seed of the functions and searches.
         iterations: number of proposals of each search after five random ones; default: 40.
         checkpoint: a run that learned to search, which is compared with the other searchers.

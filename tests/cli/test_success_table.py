@@ -61,7 +61,7 @@ def test_the_policy_plays_in_the_precision_that_is_asked_for(tmp_path: Path, mon
 def test_a_label_that_is_given_twice_is_one_sentence() -> None:
     done = run_words(["lrl", "success_table", "--env_id", "FrozenLake-v1", "--checkpoint", "a=x", "a=y"])
     assert done.returncode == 2
-    assert done.stderr.strip() == "lrl success_table: --checkpoint names 'a' twice; give each another label: LABEL=RUN."
+    assert done.stderr.strip() == "lrl success_table: --checkpoint names 'a' twice; give each its own label: LABEL=RUN."
 
 
 def test_a_path_may_hold_an_equals_sign(tmp_path: Path) -> None:
