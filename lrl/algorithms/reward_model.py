@@ -9,8 +9,8 @@ The prediction is the mean over members, in the unit of the rewards. ``LearnedRe
 Departures from the original (RLFT4RL's ``reward_models.py``: MLP 256-256, batch normalisation, ReLU, dropout 0.1,
 z-scores of inputs and rewards, Adam 1e-3, weight decay 1e-4, batches of 2048, at most 300 epochs, patience 10):
 
-1. Whole episodes are held out instead of single steps, and a third split measures the error on episodes that early
-   stopping does not use.
+1. Whole episodes are held out instead of single steps. Besides the validation split, which early stopping uses, a test
+   split measures the error.
 2. The weights of the epoch with the lowest ``val/loss`` are kept as ``best.ckpt``, which ``LearnedReward`` prefers.
 3. Ensembles: members differ in their initial weights and use the same batches. Their losses are added, so that each
    member is trained as if it were alone.

@@ -84,7 +84,7 @@ class SupervisedAsyncVectorEnv(AsyncVectorEnv):
         """End all processes and raise an error of one of them.
 
         Raises:
-            EnvironmentFailedError: Always; ``error`` is raised.
+            EnvironmentFailedError: If this method is called; it always raises ``error``.
         """
         self._state = AsyncState.DEFAULT  # discards pending results of the other processes
         self.close(terminate=True)
