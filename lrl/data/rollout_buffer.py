@@ -210,6 +210,12 @@ class RolloutDataModule(RunDataModule):
         """Return a loader of the minibatches, in order."""
         return MinibatchLoader(self, lambda: self.minibatches_per_collection, self.minibatch)
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Return a batch on a device; turns that are there already are not copied."""
+        if isinstance(batch, TurnBatch) and batch.response_mask.device == device:
+            return batch
+        return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
     @property
     def spent(self) -> bool:
         """True if ``max_env_steps`` is reached."""

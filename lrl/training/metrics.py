@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,14 @@ from lrl.functional.distributed import all_gather_objects
 
 State = dict[str, tuple[float, int]]
 """For each name the sum and the number of recorded values, or the maximum and 0; empty if nothing was recorded."""
+_Record = tuple[str, Tensor, int]
+"""Name, values ``(1, value)`` and their number, or name, values and 0 for a maximum."""
 
 _PENDING = 500
 """Maximum number of records whose values stay on their device; they are read together, because reading waits for it."""
+_SMALL = 4096
+"""Maximum size of a record that is kept as it is and reduced together with others, because a call takes longer than the
+sum itself."""
 
 
 class MetricMeans:
@@ -22,20 +29,30 @@ class MetricMeans:
 
     def __init__(self) -> None:
         self._totals: State = {}
-        self._recorded: list[tuple[str, Tensor, int]] = []
-        """Records since the last :meth:`settle`: name, sum and number of values, or name, maximum and 0."""
-        self._settled: list[tuple[str, Tensor, int]] = []
+        self._recorded: list[_Record] = []
+        """Records since the last :meth:`settle`."""
+        self._settled: list[_Record] = []
         """Settled records whose values have not been read from their device yet."""
 
     def record(self, name: str, values: Tensor) -> None:
-        """Record values of any shape for a mean; they take effect at the next :meth:`settle`."""
-        if values.numel():
-            self._recorded.append((name, values.detach().sum(dtype=torch.float64), values.numel()))
+        """Record values of any shape for a mean; they take effect at the next :meth:`settle`.
+
+        They must not be changed in place afterwards.
+        """
+        self._record(name, values, values.numel())
 
     def record_maximum(self, name: str, values: Tensor) -> None:
-        """Record values of any shape for a maximum; they take effect at the next :meth:`settle`."""
+        """Record values of any shape for a maximum; they take effect at the next :meth:`settle`.
+
+        They must not be changed in place afterwards.
+        """
+        self._record(name, values, 0)
+
+    def _record(self, name: str, values: Tensor, count: int) -> None:
         if values.numel():
-            self._recorded.append((name, values.detach().max().double(), 0))
+            values = values.detach().reshape(1, -1)
+            small = values.shape[1] <= _SMALL
+            self._recorded.append((name, values if small else _reduced(values, count)[:, None], count))
 
     def settle(self) -> None:
         """Let the recorded values take effect."""
@@ -47,10 +64,18 @@ class MetricMeans:
     def state(self) -> State:
         """Return the settled records of this rank."""
         settled, self._settled = self._settled, []
-        device = next((value.device for _, value, _ in settled if value.device.type != "cpu"), "cpu")
-        values = torch.stack([value.to(device) for _, value, _ in settled]).tolist() if settled else []
-        for (name, _, count), value in zip(settled, values, strict=True):
-            _add(self._totals, name, value, count)
+        device = next((values.device for _, values, _ in settled if values.device.type != "cpu"), "cpu")
+        alike: dict[Any, list[int]] = {}
+        for index, (name, values, count) in enumerate(settled):
+            alike.setdefault((name, values.shape, values.dtype, values.device, count), []).append(index)
+        reduced = [
+            _reduced(torch.cat([settled[index][1] for index in same]), settled[same[0]][2]).to(device)
+            for same in alike.values()
+        ]
+        numbers = torch.cat(reduced).tolist() if reduced else []
+        positions = [index for same in alike.values() for index in same]
+        for index, value in sorted(zip(positions, numbers, strict=True)):  # in the order in which they were recorded
+            _add(self._totals, settled[index][0], value, settled[index][2])
         return dict(self._totals)
 
     def load(self, state: State) -> None:
@@ -72,6 +97,11 @@ class MetricMeans:
         """Drop all records."""
         for records in (self._totals, self._recorded, self._settled):
             records.clear()
+
+
+def _reduced(values: Tensor, count: int) -> Tensor:
+    """Return the sum of each row, or, if ``count`` is 0, the maximum; float64 ``(row,)`` of values ``(row, value)``."""
+    return values.sum(1, dtype=torch.float64) if count else values.amax(1).double()
 
 
 def _add(totals: State, name: str, value: float, count: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins import AsyncCheckpointIO
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from lrl.data.run_data import ClockedDataModule, RunDataModule
@@ -33,6 +35,16 @@ from lrl.rollouts.examples import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State
 from lrl.training.resume import check_settings, correct_loop_counters, read_whole, settings_of
+
+_NOTHING = nullcontext()  # shared, because it has no state
+
+
+class NoProfiler(PassThroughProfiler):
+    """Profiler that does nothing at little cost: Lightning profiles each call of a hook, 50 times per minibatch."""
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return a context manager that does nothing."""
+        return _NOTHING
 
 
 class RunModule(L.LightningModule, ABC):
@@ -62,6 +74,9 @@ class RunModule(L.LightningModule, ABC):
         self._settings = {}
         self.deferred_signals = DeferredSignals(requeue_signals(self.trainer))
         read_whole(self.trainer)
+        trainer = cast(Any, self.trainer)
+        if type(trainer.profiler) is PassThroughProfiler:
+            trainer.profiler = NoProfiler()
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Check the trainer, and let callbacks that monitor a training metric read it after every collection.
