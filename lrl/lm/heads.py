@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +67,12 @@ def mlp(
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Convert a tensor of any shape to float32 if it is in half precision."""
     return tensor.float() if tensor.dtype in HALVED else tensor
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which autocast is off; if it is off already, nothing is entered, which saves time."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from lrl.lm.heads import (
     mlp,
     seeded_init,
     vector_size,
+    without_autocast,
 )
 from lrl.lm.layouts import pad_prompts
 from lrl.policies.policy import LanguageModelTrunk, NativePolicy
@@ -270,7 +271,7 @@ class HeadPolicy(NativePolicy):
 
     def _head_outputs(self, states: Tensor, whitening: Any, layers: Any) -> Tensor:
         """Compute logits or means ``(turn, action)`` from states ``(turn, hidden)``."""
-        with torch.autocast(states.device.type, enabled=False):  # 16 bits are too coarse for log-probabilities
+        with without_autocast(states.device):  # 16 bits are too coarse for log-probabilities
             weights = next(layers.parameters())
             return at_least_float32(layers(whitening(states).to(weights.dtype)))
 

@@ -10,7 +10,16 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.lm.heads import ActionHead, RunningNorm, at_least_float32, check_spaces, mlp, seeded_init, vector_size
+from lrl.lm.heads import (
+    ActionHead,
+    RunningNorm,
+    at_least_float32,
+    check_spaces,
+    mlp,
+    seeded_init,
+    vector_size,
+    without_autocast,
+)
 from lrl.policies.policy import NativePolicy
 from lrl.ranges import PositiveFloat, check_arguments
 from lrl.registry import register
@@ -90,7 +99,7 @@ class MLPPolicy(NativePolicy):
     def forward(self, seen: Tensor) -> Tensor:
         """Compute logits or means ``(row, action)`` from normalised observations ``(row, size)``."""
         assert self.actor is not None, "configure() comes first"
-        with torch.autocast(seen.device.type, enabled=False):  # half precision is too coarse for log-probabilities
+        with without_autocast(seen.device):  # half precision is too coarse for log-probabilities
             return at_least_float32(self.actor(seen))
 
     @torch.no_grad()

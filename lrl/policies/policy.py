@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lrl.codecs.codec import TextCodec
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import without_gradient
-from lrl.lm.heads import RunningStatistics, ValueHead, ValueHeadConfig, at_least_float32, vectors
+from lrl.lm.heads import RunningStatistics, ValueHead, ValueHeadConfig, at_least_float32, vectors, without_autocast
 from lrl.lm.layouts import pad_prompts
 from lrl.lm.model import LanguageModel
 from lrl.lm.prefill import distinct_prompts, prefill
@@ -378,5 +378,5 @@ class NativePolicy(Policy):
         Autocast is disabled: it would round the values, and would use cached copies of weights that are being fitted.
         """
         assert self.critic is not None
-        with torch.autocast(seen.device.type, enabled=False):
+        with without_autocast(seen.device):
             return at_least_float32(self.critic(seen))

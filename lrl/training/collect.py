@@ -316,6 +316,8 @@ class FixedHorizonCollector:
 
     def _reset(self, idle: np.ndarray | None = None) -> None:
         """Start the next episode in environments whose episode has ended, except ``idle`` ones."""
+        if not self.runner.ended.any():  # hashing the seeds would take longer than the step of a small environment
+            return
         numbers = seeds("reset", self.seed, self._episode, self.env), self._episode * self.total + self.env
         self.runner.reset(*numbers, idle=idle)
 

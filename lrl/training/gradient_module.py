@@ -454,10 +454,10 @@ def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
         module: module that is trained.
         mask: sampled tokens of the current minibatch, bool ``(turn, token)``.
     """
-    sizes: Any = len(mask), int(mask.sum())
     trainer: Any = module._trainer
-    if trainer is None:
-        return torch.tensor(float(sizes[0])), torch.tensor(float(sizes[1]))
+    if trainer is None or (trainer.world_size == 1 and trainer.accumulate_grad_batches == 1):
+        return torch.tensor(float(len(mask)), device=mask.device), mask.sum(dtype=torch.float32)
+    sizes: Any = len(mask), int(mask.sum())
     if trainer.accumulate_grad_batches > 1:
         assert isinstance(module.run_data, RolloutDataModule)
         sizes = module.run_data.step_sizes(trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches)

@@ -65,10 +65,10 @@ class ConsoleProgress(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log a line within a long pass over demonstrations, if one is due."""
-        passes, batches = _num_collections(trainer, pl_module), trainer.num_training_batches
         demonstrations = "optimizer_steps" in getattr(pl_module, "clocks", {})
-        if not trainer.is_global_zero or not demonstrations:
+        if not demonstrations or not trainer.is_global_zero:
             return
+        passes, batches = _num_collections(trainer, pl_module), trainer.num_training_batches
         if not 0 < passes < _LINES or not _LONG_PASS <= batches < float("inf") or batch_idx + 1 >= batches:
             return
         done, total = trainer.current_epoch * int(batches) + batch_idx + 1, passes * int(batches)
