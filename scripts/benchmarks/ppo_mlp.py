@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.timing import WholeRuns, compare, compared
+from benchmarks.timing import WholeRuns, compare, compared, compared_rates
 
 
 class Both(WholeRuns):
@@ -46,7 +47,9 @@ class Both(WholeRuns):
             seed=seed,
             device="cpu",
         )
+        started = time.perf_counter()
         model.learn(self.steps)
+        self.trained("theirs", started)
         buffer: Any = model.ep_info_buffer
         return float(buffer[-1]["r"])
 
@@ -58,10 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Compare whole runs."""
+    """Compare whole runs, and training alone: ``Trainer.fit`` and ``PPO.learn``."""
     both = Both("configs/cartpole/ppo_mlp.yaml", options.env_steps, "rollout/return")
     row = compare(f"CartPole, {both.steps} env steps", "env steps", both.ours, both.theirs, options.repeats)
+    ours, theirs = (both.training_rates[side][1:] for side in ("ours", "theirs"))  # the first is a warm-up
+    training = compared_rates("training alone", "env steps", (ours, theirs))
     times = (sum(1 / rate for rate in row[side]) for side in ("ours", "theirs"))
     notes = {"last_returns": both.returns, "wall_clock_ratio": next(times) / next(times)}
     print(json.dumps(notes))
-    yield compared("PPO on a network against SB3", 1 / 1.2, [row | notes], settings=both.model)
+    yield compared("PPO on a network against SB3", 1.0, [row | notes, training], settings=both.model)

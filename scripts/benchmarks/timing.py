@@ -61,7 +61,11 @@ def compare(
         warm: whether both have run before.
         notes: further entries of the row.
     """
-    rates = alternate(ours, theirs, repeats, warm)
+    return compared_rates(name, unit, alternate(ours, theirs, repeats, warm), **notes)
+
+
+def compared_rates(name: str, unit: str, rates: tuple[list[float], list[float]], **notes: Any) -> dict[str, Any]:
+    """Return a row of the table for :func:`compared` from the rates of both implementations; see :func:`compare`."""
     ratios = [own / other for own, other in zip(*rates, strict=True)]
     ratio = statistics.median(rates[0]) / statistics.median(rates[1])
     row = {"name": name, "unit": f"{unit}/s", "ratio": ratio, "ratio_min": min(ratios), "ratio_max": max(ratios)}
@@ -160,10 +164,30 @@ class WholeRuns(ABC):
         self.collections = -(-env_steps // per_collection)
         self.steps = self.collections * per_collection
         self.returns: dict[str, list[float]] = {"ours": [], "theirs": []}
+        self.training_rates: dict[str, list[float]] = {"ours": [], "theirs": []}
+        """Environment steps per second of training alone: ``Trainer.fit`` here, and what :meth:`train` says there."""
+
+    def trained(self, side: str, started: float) -> None:
+        """Record that the training of a side, which started at a time of ``time.perf_counter``, has ended."""
+        self.training_rates[side].append(self.steps / (time.perf_counter() - started))
 
     def ours(self) -> float:
         """Return environment steps per second of ``lrl fit``."""
         from lrl.cli.main import LRLCLI
+
+        runs = self
+
+        class TimedCLI(LRLCLI):
+            """Records the time of ``Trainer.fit``."""
+
+            def before_fit(self) -> None:
+                """Start the clock."""
+                self.started = time.perf_counter()
+
+            def after_fit(self) -> None:
+                """Stop the clock."""
+                runs.trained("ours", self.started)
+                super().after_fit()
 
         with tempfile.TemporaryDirectory() as folder:
             changes = {
@@ -175,7 +199,7 @@ class WholeRuns(ABC):
             }
             os.environ.pop("LRL_RUN_DIRECTORY", None)  # set by the previous run
             started = time.perf_counter()
-            LRLCLI(["fit", "--config", self.config, *(f"--{name}={value}" for name, value in changes.items())])
+            TimedCLI(["fit", "--config", self.config, *(f"--{name}={value}" for name, value in changes.items())])
             rate = self.steps / (time.perf_counter() - started)
             with Path(folder, "run/metrics.csv").open() as file:
                 found = [row[self.figure] for row in csv.DictReader(file) if row.get(self.figure)]
@@ -190,4 +214,4 @@ class WholeRuns(ABC):
 
     @abstractmethod
     def train(self, seed: int) -> float:
-        """Train with the other library, and return the return that is kept."""
+        """Train with the other library, call :meth:`trained`, and return the return that is kept."""

@@ -53,7 +53,9 @@ class Both(WholeRuns):
             seed=seed,
             device="cpu",
         )
+        started = time.perf_counter()
         model.learn(self.steps)
+        self.trained("theirs", started)
         held_out = VecNormalize(make(20, 10_000), norm_reward=False, clip_obs=clip, training=False)
         held_out.obs_rms = envs.obs_rms
         return _play(model, held_out)
