@@ -74,9 +74,8 @@ class RunModule(L.LightningModule, ABC):
         self._settings = {}
         self.deferred_signals = DeferredSignals(requeue_signals(self.trainer))
         read_whole(self.trainer)
-        trainer = cast(Any, self.trainer)
-        if type(trainer.profiler) is PassThroughProfiler:
-            trainer.profiler = NoProfiler()
+        if type(getattr(self.trainer, "profiler", None)) is PassThroughProfiler:
+            cast(Any, self.trainer).profiler = NoProfiler()
 
     def configure_callbacks(self) -> list[L.Callback]:
         """Check the trainer, and let callbacks that monitor a training metric read it after every collection.
