@@ -150,7 +150,7 @@ class RewardModelModule(RunModule):
         return self.optimizer.make(groups, self.trainer.estimated_stepping_batches, fused=False)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Advance the clocks."""
+        """Advance the clocks (optimiser steps and minutes)."""
         super().on_train_batch_start(batch, batch_idx)
         self._data.tick(batch_idx)
 

@@ -116,7 +116,7 @@ def _check(policy: str | None, play: CollectOptions, export: ExportOptions) -> N
     for name in changed(play) if policy is None else ():
         value = getattr(play, name)
         given = f"--{name} is given" if value is True else f"--{name} is {value}"
-        raise ValueError(f"{given} without --policy, and nothing is played; leave it out, or give --policy.")
+        raise ValueError(f"{given}, but no episodes are played without --policy; leave it out, or give --policy.")
     if play.advisor is not None and export.jsonl is not None:
         raise ValueError(
             f"--jsonl is {export.jsonl}, whose lines cannot contain the actions of --advisor; leave one of them out."
@@ -136,7 +136,7 @@ def _yaml(ranges: Ranges) -> str:
 
 
 def _load(policy: str | None, env: EnvOptions, play: CollectOptions) -> tuple[Actor | None, GymnasiumEnvs]:
-    """Load the policy, None without ``--policy``, and the environment.
+    """Load the policy and the environment; without ``--policy`` the policy is None.
 
     Raises:
         ValueError: If ``--policy`` is neither a baseline nor a path, or the environment is not known.
@@ -161,7 +161,7 @@ def _load(policy: str | None, env: EnvOptions, play: CollectOptions) -> tuple[Ac
 
 
 def load_advisor(name: str | None, env: GymnasiumEnvs) -> Actor | None:
-    """Load the actor of ``--advisor``, None without it.
+    """Load the actor that ``--advisor`` names; None if the option is not given.
 
     Raises:
         ValueError: If ``--advisor`` is neither ``expert`` nor a path, or cannot act in the environment.
@@ -226,7 +226,7 @@ def _exit_on_sigterm() -> Iterator[None]:
     process = os.getpid()
 
     def leave(number: int, _: object) -> None:
-        if os.getpid() != process:  # the process of an environment
+        if os.getpid() != process:  # this is a forked process of an environment, which only exits
             os._exit(128 + number)
         raise _EndedBySignal(128 + number)
 

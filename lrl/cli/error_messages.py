@@ -43,7 +43,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "target_kl": ("max_kl",),
     "total_timesteps": ("max_env_steps",),
 }
-"""Names of settings by their names in other libraries and papers, for names whose spelling is not similar."""
+"""Settings by the names that other libraries and papers use, if these are spelt too differently to be matched."""
 
 _FULL_DISK = re.compile(
     r"No space left on device|os error 28|Disk quota exceeded|database or disk is full"
@@ -188,7 +188,7 @@ def _balanced(reason: str) -> str:
 
 
 def _subtypes_and_value(lines: list[str], reason: str) -> tuple[str, str]:
-    """Return the last types before the reason of a report, and the first value after it."""
+    """Return the last line of types before the reason of a report, and the first given value after it."""
     place = lines.index(reason) if reason in lines else 0
     subtypes = [line for line in lines[:place] if line.startswith("Subtypes:")]
     given = (line.removeprefix("Given value: ") for line in lines[place:] if line.startswith("Given value: "))

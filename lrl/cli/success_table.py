@@ -106,7 +106,7 @@ def report_row(results: EpisodeResults, env_id: str, label: str, env_kwargs: dic
 
 
 def _load(label: str, path: str | None, env_id: str, env_kwargs: dict[str, Any]) -> Loaded:
-    """Load the policy of a checkpoint, or the baseline of this label where there is no path, in one environment."""
+    """Load the policy of a checkpoint in one environment, or the baseline ``label`` if ``path`` is None."""
     from lrl.envs.factory import GymnasiumEnvs
     from lrl.evaluation.load import load_baseline, load_policy, saved_numbers
 

@@ -26,8 +26,9 @@ class DemonstrationsDataModule(RunDataModule):
     """Streams demonstrations as :class:`~lrl.types.TurnBatch`; one Lightning epoch is one pass over them.
 
     The policy tokenises them on demand, so that prompts are the same as in the environment. A policy that acts natively
-    encodes native observations and actions instead; an action counts as one token. The ``advantages`` of a batch are
-    token weights, chosen such that an optimiser step averages over the tokens of all its batches on all ranks.
+    (such as :class:`~lrl.policies.mlp.MLPPolicy`) encodes native observations and actions instead; an action counts as
+    one token. The ``advantages`` of a batch are token weights, chosen such that an optimiser step averages over the
+    tokens of all its batches on all ranks.
 
     Args:
         demonstrations: source of the training demonstrations.
@@ -249,6 +250,6 @@ class DemonstrationsDataModule(RunDataModule):
                 yield tokens.batch(by_length[first : first + self.batch_size])
 
     def tick(self, epoch: int, index: int) -> None:
-        """Advance the clocks by one batch over all ranks."""
+        """Advance the clocks, which count tokens and optimiser steps, by one batch over all ranks."""
         steps = int(index == self._accumulated(index)[-1])
         self.advance(tokens=self.num_tokens(epoch, index), optimizer_steps=steps)

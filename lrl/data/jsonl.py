@@ -120,7 +120,9 @@ class JsonlLines(LazySequence[Item]):
                     if "action" in record and parse_action(codec, record, space, *keys)[1]:
                         clipped, first = clipped + 1, first or number
         if clipped:
-            message = "%s: %d of %d actions are out of the bounds of %s and are clipped; the first is in line %d."
+            message = (
+                "%s: actions of %d of %d lines are out of the bounds of %s and are clipped; the first is in line %d."
+            )
             logging.getLogger("lrl").warning(message, self.path, clipped, len(self), space, first)
 
     @contextmanager
@@ -211,7 +213,7 @@ def _parse(read: Callable[[str], Any], plain: Callable[[str], str], text: str) -
 
 
 def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
-    """Raise an error if integers from 0 to 999 were probably meant as codes of values between two bounds.
+    """Raise an error if integers from 0 to 999 probably encode values: 0 the lower bound and 999 the upper bound.
 
     The codec read them as the values themselves, because ``env.numbers.kind`` is not ``integers``. The error is
     detected if at least one of the integers is outside the space.
@@ -260,9 +262,9 @@ class JsonlDemonstrations(Demonstrations):
     written in the policy's format, with the ``reasoning`` of the line, if any. Prompts and responses are not changed.
     ``<observation>`` and ``<action>`` tags are optional, and an action that is a word may be given by its index in the
     action space. Files of the original experiment (see the README) can therefore be read. Their lines are
-    ``{"observation": ..., "action": ...}``. A policy that acts natively can learn from lines whose observations are
-    numbers. Prompts have no history, because a line does not state to which episode it belongs. All lines are checked
-    at the start and read on demand.
+    ``{"observation": ..., "action": ...}``. A policy that acts natively, that is, with values of the
+    environment's spaces instead of texts, can learn from lines whose observations are numbers. Prompts have no history,
+    because a line does not state to which episode it belongs. All lines are checked at the start and read on demand.
 
     Args:
         path: path of the file.
@@ -296,7 +298,9 @@ class JsonlDemonstrations(Demonstrations):
                 )
 
     def load(self, codec: TextCodec, policy: Policy) -> JsonlTurns:
-        """Return one demonstration per selected line as a lazy sequence, native if the policy acts natively.
+        """Return one demonstration per selected line as a lazy sequence.
+
+        Demonstrations contain native observations and actions if the policy acts natively, otherwise texts.
 
         Raises:
             ValueError: If the file is missing, empty or too small, a line is not a JSON object with the required keys,
@@ -315,7 +319,7 @@ class JsonlTurns(JsonlLines[Demonstration], LazyDemonstrations):
     Args:
         path: path of the file.
         codec: codec of the environment.
-        policy: policy that formats responses, or acts natively.
+        policy: policy that learns from the demonstrations. It formats their responses, unless it acts natively.
         native_spaces: native observation space and native action space; actions are clipped to the latter.
         num_lines: see :class:`JsonlLines`.
         seed: see :class:`JsonlLines`.

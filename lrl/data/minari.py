@@ -328,7 +328,9 @@ class MinariDemonstrations(Demonstrations):
             self.augmentation.connect(env.spaces[1])
 
     def load(self, codec: TextCodec, policy: Policy) -> MinariTurns:
-        """Return the selected steps as a lazy sequence, native if the policy acts natively.
+        """Return one demonstration per selected step as a lazy sequence.
+
+        Demonstrations contain native observations and actions if the policy acts natively, otherwise texts.
 
         Raises:
             ValueError: If the data set is missing, empty, damaged or too small, or the codec cannot write it as text.

@@ -45,6 +45,9 @@ class ValidationConfig:
 class ClockedDataModule(L.LightningDataModule, ABC):
     """Abstract data module of a run, with a seed and clocks.
 
+    A clock counts the progress of the run, for example in env steps, tokens or optimiser steps. Metrics are logged
+    together with the clocks, as ``clock/<name>``.
+
     Args:
         seed: seed of the run.
         clocks: names of the clocks besides minutes.

@@ -324,8 +324,8 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
 
     In expectation over the noise, the target of the cross-entropy loss is a discretised Gaussian around the
     demonstrated number instead of this number alone, as in HL-Gauss (arXiv:2403.03950). Numbers outside the action
-    space are clipped to it, so half of the samples for a number exactly at a bound stay at that bound. Copies of an
-    episode have different noise, which is the same in every epoch. A policy that acts natively does not need this
+    space are clipped to it, so half of the samples for a number exactly at a bound stay at that bound. Each copy of an
+    episode has its own noise, which does not change from epoch to epoch. A policy that acts natively does not need this
     augmentation, because its action distribution already has a standard deviation.
 
     Args:

@@ -1,4 +1,4 @@
-"""Data module of the transitions in Minari data sets, for models of the environment."""
+"""Data module of the transitions in Minari data sets, for training reward models."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from lrl.rewards.reward_model import space_to_dict, transition_vectors
 Split = Literal["train", "validation", "test"]
 
 _MAX_UNKNOWN_WEIGHT = 0.01
-"""Maximum of ``gamma**n``, where ``n`` is the number of known rewards that follow a step of a truncated episode.
+"""Maximum of ``gamma**n`` for a step of a truncated episode, where ``n`` rewards from the step on are known.
 
-The weights ``(1 - gamma) * gamma**k`` of a return's rewards sum to 1, and ``gamma**n`` is the sum of the weights of the
-unknown rewards after the time limit.
+Steps with a larger value are omitted. The weights ``(1 - gamma) * gamma**k`` of a return's rewards sum to 1, and
+``gamma**n`` is the sum of the weights of the unknown rewards after the time limit.
 """
 
 
@@ -40,12 +40,13 @@ class TransitionsDataModule(ClockedDataModule):
 
     The target of a step is its reward, or with a positive ``gamma`` a scaled discounted return from the step on. A
     policy that maximises a model of single rewards neglects the rewards that follow. Rewards after a time limit are
-    unknown. The last steps of a truncated episode are omitted if such rewards carry more than a hundredth of the
-    return's total weight.
+    unknown. The last steps of a truncated episode are omitted if the discount factors of the unknown rewards make up
+    more than a hundredth of the sum of all discount factors of the return.
 
     Args:
         dataset_id: Minari's name of the data set, which is downloaded if it is not local; or a list of several with the
-            same spaces. If a policy will maximise the model, include actions that the best policy does not take.
+            same spaces. If a policy will be trained with the model's rewards, include data with actions that a good
+            policy does not take.
         batch_size: number of rows per training step over all ranks.
         validation_share: fraction of each data set's episodes that are held out for validation, at least one.
         test_share: fraction of each data set's episodes that are held out for testing, at least one; 0 for none.
@@ -229,8 +230,9 @@ def discounted_rewards(rewards: np.ndarray, terminated: bool, gamma: float) -> T
 
     Args:
         rewards: rewards of the steps, float64 ``(step,)``.
-        terminated: whether the episode terminated. If it was truncated, the last steps are omitted if the unknown
-            rewards carry more than a hundredth of the return's total weight (``gamma**n`` after ``n`` rewards).
+        terminated: whether the episode terminated. If it was truncated, a step is omitted if the discount factors of
+            the unknown rewards make up more than a hundredth of the sum of all discount factors (``gamma**n`` if ``n``
+            rewards are known).
         gamma: discount, in [0, 1).
     """
     returns = accumulate(reversed(rewards.tolist()), lambda following, reward: reward + gamma * following)

@@ -7,11 +7,12 @@ FrozenLake: 4 x 4 cells, each of which is ice with probability 0.9; start and go
 can be reached. On slippery ice a move has the chosen direction with probability 0.8, and each of the two sides with
 probability 0.1. The reward is 1 at the goal. The limit is 25 actions (10 in RAGEN).
 
-Sokoban: a room of 6 x 6 cells including the outer wall, carved by a random walk of 20 steps. Boxes start on their
-targets. A search pulls them away. It maximises the product of two numbers: the sum of the distances between the boxes
-and their targets, and the number of times that it starts to pull a box which is not the one pulled last. The player
-then walks up to three random steps. The reward is -0.1 per action, 1 for each box pushed onto a target, -1 for each box
-pushed off a target and 10 for the solution. The limit is 10 actions; some rooms with two boxes need more.
+Sokoban: a room of 6 x 6 cells including the outer wall, carved by a random walk of 20 steps. A room is generated
+backwards from its solution: the boxes are placed on the targets, and a search pulls them away. It maximises the product
+of two numbers: the sum of the distances between boxes and targets, and how often the search changes the box that it
+pulls. The player then walks up to three random steps. The reward is -0.1 per action, 1 for each box pushed onto a
+target, -1 for each box pushed off a target and 10 for the solution. The limit is 10 actions; some rooms with two boxes
+need more.
 
 Departures from the original:
 
@@ -188,7 +189,7 @@ class RagenLakeEnv(BoardEnv):
         direction = int(action)
         if self.is_slippery:
             slip = self.np_random.random() - self.success_rate
-            if slip >= 0:  # the two halves of the remaining probability turn the move to either side
+            if slip >= 0:  # the move slips to one of the two sides with equal probability
                 direction = (direction + (1 if slip < (1 - self.success_rate) / 2 else -1)) % 4
         self._cell = _lake_move(self._cell, direction, self.size)
         letter = self._cells[self._cell]
@@ -292,7 +293,7 @@ def _cells(bits: int) -> list[int]:
 
 
 def _carve(rng: np.random.Generator, size: int) -> int:
-    """Return the floor of a random walk, as bits."""
+    """Return the floor cells that a random walk carves, one bit per cell."""
     steps = int(1.7 * 2 * size)
     row, column = rng.integers(1, size, size=2).tolist()
     directions, turns = rng.integers(4, size=steps + 1).tolist(), rng.random(steps).tolist()
@@ -308,11 +309,11 @@ def _carve(rng: np.random.Generator, size: int) -> int:
 
 
 def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
-    """Pull the boxes away from their targets by a depth-first search, in which each move pulls a box behind the player.
+    """Pull the boxes away from their targets by a depth-first search.
 
-    A state's score is the sum of the distances between boxes and their targets, multiplied by the number of pulls of a
-    box which is not the one pulled before; the first pull counts. The score is 0 if a box or the player is on a target.
-    The first state with the highest score is chosen.
+    The player pulls a box that is directly behind it. A state's score is the sum of the distances between boxes and
+    their targets, multiplied by the number of pulls of a box which is not the one pulled before; the first pull counts.
+    The score is 0 if a box or the player is on a target. The first state with the highest score is chosen.
 
     Returns:
         Sum of the distances, player and boxes; None if no state has a positive score.
@@ -354,7 +355,7 @@ def _distance(cell: int, other: int, size: int) -> int:
 
 
 def _walk(rng: np.random.Generator, room: Room, probability: float) -> int:
-    """Return the player's cell after a walk that moves no box: with ``probability``, one to three random steps."""
+    """Return the player's cell after one to three random steps (none with ``1 - probability``); no box moves."""
     player, visited = room.player, [room.player]
     if rng.random() > probability:
         return player

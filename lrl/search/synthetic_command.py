@@ -27,13 +27,15 @@ def synthetic_search(
     lrl synthetic_search --functions 105 --iterations 40 --checkpoint runs/synthetic/sft/x --json search.json
 
     The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and three kinds of
-    functions of a table with 6 to 48 entries, each of which is an action. Functions on which searchers are compared are
-    never written, not even with --held_out. The printed values are exact values of the proposal that each search chose:
-    0 is the best possible value, and a random proposal has about -1.
+    functions of a table with 6 to 48 entries, each of which is an action. There are three disjoint sets of functions:
+    for training, for the validation loss (--held_out) and for the comparison of searchers; the last ones are never
+    written. The printed values are exact values of the proposal that each search chose: 0 is the best possible value,
+    and a random proposal has about -1.
 
     Args:
         write: write demonstrations of a teacher to this file, and compare nothing.
-        held_out: with --write, write demonstrations of functions that are not written otherwise, for val/loss.
+        held_out: with --write, write demonstrations of the functions for the validation loss instead of those for
+            training.
         functions: number of functions; a multiple of 7 gives equal numbers of the seven kinds.
         seed: seed of the functions and searches.
         iterations: number of proposals of each search after five random ones; default: 40.

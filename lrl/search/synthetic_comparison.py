@@ -105,7 +105,7 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     Raises:
         ValueError: If a report has no key ``searchers``.
     """
-    heads = ["searcher", "functions", "proposals", "exact value", "gain on random search", "functions with a gain"]
+    heads = ["searcher", "functions", "proposals", "exact value", "gain over random search", "functions with a gain"]
     rows = []
     for name, report in reports.items():
         if "searchers" not in report:

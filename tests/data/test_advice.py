@@ -231,7 +231,7 @@ REFUSED = {
         "--policy=random",
         "--advisor=nobody",
     ],
-    "--advisor is expert without --policy": ["--advisor=expert", "--ranges"],
+    "--advisor is expert, but no episodes are played without --policy": ["--advisor=expert", "--ranges"],
     "--jsonl is it.jsonl, whose lines cannot": ["--policy=random", "--advisor=expert", "--jsonl=it.jsonl"],
     "--successful_only is given with --advisor": ["--policy=random", "--advisor=expert", "--successful_only"],
     "--advisor is 'expert', which cannot act here": ["--policy=random", "--advisor=expert", "--env_id=Pendulum-v1"],
@@ -252,7 +252,7 @@ def test_an_advisor_that_reads_other_numbers_than_are_shown_raises(tmp_path):
     head = {"class_path": "HeadPolicy", "init_args": {"language_model": {"name": "assets/tiny-lm"}}}
     save_run(tmp_path / "run", head_policy(), trained, head)
     assert load_advisor(str(tmp_path / "run"), GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers")))
-    with pytest.raises(ValueError, match="which reads NumberFormat.*integers.*, but --policy"):
+    with pytest.raises(ValueError, match="which reads numbers as NumberFormat.*integers.*, but --policy reads them as"):
         load_advisor(str(tmp_path / "run"), POLE)
 
 

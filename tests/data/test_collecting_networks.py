@@ -169,19 +169,19 @@ def test_an_environment_that_is_not_known_raises_one_sentence(datasets, capsys, 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--episodes", "5"], "--episodes is 5 without --policy"),
-        (["--max_episode_steps", "5"], "--max_episode_steps is 5 without --policy"),
-        (["--seed", "3"], "--seed is 3 without --policy"),
-        (["--num_envs", "2"], "--num_envs is 2 without --policy"),
-        (["--temperature", "1"], "--temperature is 1.0 without --policy"),
-        (["--random_share", "0.2"], "--random_share is 0.2 without --policy"),
-        (["--successful_only"], "--successful_only is given without --policy"),
+        (["--episodes", "5"], "--episodes is 5"),
+        (["--max_episode_steps", "5"], "--max_episode_steps is 5"),
+        (["--seed", "3"], "--seed is 3"),
+        (["--num_envs", "2"], "--num_envs is 2"),
+        (["--temperature", "1"], "--temperature is 1.0"),
+        (["--random_share", "0.2"], "--random_share is 0.2"),
+        (["--successful_only"], "--successful_only is given"),
     ],
 )
 def test_what_says_how_to_play_is_an_error_where_nothing_is_played(datasets, capsys, words, said):
     with pytest.raises(SystemExit) as end:
         main("collect", ["--env_id", "CartPole-v1", "--dataset_id", "lrl/none-v0", "--ranges", *words])
-    assert end.value.code == 2 and f"{said}, and nothing is played" in capsys.readouterr().err
+    assert end.value.code == 2 and f"{said}, but no episodes are played without --policy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("named", [[], ["--env_id", "Pendulum-v1"]])

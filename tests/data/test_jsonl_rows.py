@@ -249,7 +249,7 @@ def test_clipped_actions_are_logged_once_with_the_first_line(tmp_path, caplog):
     rows = rows_of(tmp_path, ORIGINAL, ORIGINAL | {"action": "-7.5"}, ORIGINAL | {"action": "2.5"})
     assert [float(row.action[0]) for row in rows] == [0.25, -2, 2]
     (said,) = (one.getMessage() for one in caplog.records)
-    assert ": 2 of 3 actions are out of the bounds of Box(-2.0, 2.0, (1,), float32) and are clipped" in said
+    assert ": actions of 2 of 3 lines are out of the bounds of Box(-2.0, 2.0, (1,), float32) and are clipped" in said
     assert said.endswith("the first is in line 2.")
 
 
