@@ -37,33 +37,45 @@ class Categorical(Distribution):
     """Represents a categorical distribution for each token.
 
     Args:
-        logits: unnormalised log-probabilities, ``(turn, token, choice)``.
+        logits: unnormalised log-probabilities, ``(turn, token, choice)``; with ``index``, ``(row, choice)``.
         temperature: divisor of the logits.
+        index: row of each token's logits, int64 ``(turn, token)``. Tokens with equal distributions may have one row,
+            which is normalised once. None: each token has logits of its own.
     """
 
-    def __init__(self, logits: Tensor, temperature: float = 1.0) -> None:
-        self._logits = tempered(logits, temperature)
-        self._all_logprobs: Tensor | None = None
+    def __init__(self, logits: Tensor, temperature: float = 1.0, index: Tensor | None = None) -> None:
+        self._logits, self._index = tempered(logits, temperature), index
+        self._normalised: Tensor | None = None
 
     @property
     def coordinates(self) -> Tensor:
         """The logits divided by the temperature, ``(turn, token, choice)``."""
-        return self._logits
+        return self._of_tokens(self._logits)
 
     @property
     def all_logprobs(self) -> Tensor:
         """Log-probability of every choice, ``(turn, token, choice)``."""
-        if self._all_logprobs is None:
-            self._all_logprobs = torch.log_softmax(self._logits, dim=-1)
-        return self._all_logprobs
+        return self._of_tokens(self._logprobs)
+
+    @property
+    def _logprobs(self) -> Tensor:
+        """Log-probability of every choice, in the shape of the logits."""
+        if self._normalised is None:
+            self._normalised = torch.log_softmax(self._logits, dim=-1)
+        return self._normalised
+
+    def _of_tokens(self, rows: Tensor) -> Tensor:
+        return rows if self._index is None else rows[self._index]
 
     def logprobs(self, samples: Tensor) -> Tensor:
         """Return the log-probabilities ``(turn, token)`` of sampled ids, int64 ``(turn, token)``."""
-        return self.all_logprobs.gather(-1, samples[..., None]).squeeze(-1)
+        if self._index is not None:
+            return self._logprobs[self._index, samples]
+        return self._logprobs.gather(-1, samples[..., None]).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """Return the entropy ``-sum p log p`` in nats, ``(turn, token)``."""
-        return -(self.all_logprobs.exp() * self.all_logprobs).sum(-1)
+        return self._of_tokens(-(self._logprobs.exp() * self._logprobs).sum(-1))
 
     def kl(self, other: Distribution) -> Tensor:
         """Return KL(self || other) ``= sum p (log p - log q)`` in nats, ``(turn, token)``."""
@@ -78,7 +90,7 @@ class Categorical(Distribution):
     def detach(self) -> Categorical:
         """Return a copy without gradient. Its log-probabilities also serve as its logits, which saves memory."""
         constant = Categorical(self.all_logprobs.detach())
-        constant._all_logprobs = constant.coordinates
+        constant._normalised = constant.coordinates
         return constant
 
 

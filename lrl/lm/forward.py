@@ -55,7 +55,7 @@ def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> T
 
 
 def run_layout(
-    model: Any, layout: Layout, *, logits: bool = True, dtype: torch.dtype | None = None
+    model: Any, layout: Layout, *, logits: bool = True, dtype: torch.dtype | None = None, of_cells: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute logits, and the hidden states that they are computed from, where a response token is predicted.
 
@@ -64,6 +64,8 @@ def run_layout(
         layout: the position of each turn's tokens.
         logits: False computes no logits, but returns placeholders of size 1.
         dtype: dtype of the attention mask; None takes that of the computation.
+        of_cells: whether to return the logits of ``layout.cells``, ``(cell, vocabulary)``, without repeating those that
+            several tokens have in common.
 
     Returns:
         Logits ``(turn, token, vocabulary)`` and hidden states ``(turn, token, hidden)``.
@@ -80,7 +82,7 @@ def run_layout(
         if not logits:
             stack.enter_context(replaced_forward(model.get_output_embeddings(), lambda states: states[..., :1]))
         found = model(**accepted(model, given)).logits
-    return found[0, layout.kept], states[0][0, layout.kept]
+    return found[0] if of_cells else found[0, layout.kept], states[0][0, layout.kept]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lrl.codecs.codec import TextCodec
+from lrl.functional.distributions import Categorical
 from lrl.lm.adapters import add_critic_adapter, attach_lora, freeze_second_adapter, use_adapter
 from lrl.lm.attention import attention_of, context_length, is_halved, kernel_of, max_positions, rope_limit, set_kernel
 from lrl.lm.config import LanguageModelConfig
@@ -258,15 +259,30 @@ class LanguageModel(nn.Module):
         logits, states = self._run(layout)
         return logits, self.critic_states(layout) if self.has_critic_adapter else states
 
+    def distribution(self, layout: Layout, temperature: float, model: Any = None) -> tuple[Categorical, Tensor]:
+        """Compute the distributions of the response tokens, and the hidden states ``(turn, token, hidden)``.
+
+        A distribution that several tokens have in common is normalised once.
+
+        Args:
+            layout: the position of each turn's tokens.
+            temperature: divides the logits.
+            model: another model than the one that is trained.
+        """
+        logits, states = self._run(layout, model, of_cells=True)
+        return Categorical(logits, temperature, layout.kept), states
+
     def token_states(self, layout: Layout, model: Any = None) -> Tensor:
         """Compute the hidden states ``(turn, token, hidden)`` that logits are computed from, but no logits."""
         return self._run(layout, model, logits=False)[1]
 
-    def _run(self, layout: Layout, model: Any = None, logits: bool = True) -> tuple[Tensor, Tensor]:
+    def _run(
+        self, layout: Layout, model: Any = None, logits: bool = True, of_cells: bool = False
+    ) -> tuple[Tensor, Tensor]:
         model = self.model if model is None else model
         self._set_kernel(model)
         with recomputed(model, self.config.gradient_checkpointing):
-            return run_layout(model, layout, logits=logits)
+            return run_layout(model, layout, logits=logits, of_cells=of_cells)
 
     def critic_states(self, layout: Layout) -> Tensor:
         """Compute hidden states ``(turn, token, hidden)`` with the critic's adapter."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.functional.distributions import Categorical
 from lrl.functional.random import seeded, token_bits
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.decoding import DecodeLoop, Generator
@@ -172,7 +171,7 @@ class TextPolicy(Policy):
         ids = ids[:, : mask.shape[1]]
         if self.language_model.in_chunks(mask):
             return self._in_chunks(self.language_model.token_states(layout, model), layout, ids, mask, model)[0]
-        return Categorical(self.language_model.logits(layout, model), self.sampling.temperature).logprobs(ids)
+        return self.language_model.distribution(layout, self.sampling.temperature, model)[0].logprobs(ids)
 
     def _in_chunks(
         self, states: Tensor, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None
@@ -213,12 +212,10 @@ class TextPolicy(Policy):
             logprobs, entropy = self._in_chunks(states, layout, ids, mask)
             return Evaluation(logprobs=logprobs, entropy=entropy, values=values)
         with seeded(dropout_seed, self.language_model.device):
-            if self.value_head is None:
-                logits = self.language_model.logits(layout)
-            else:
-                logits, states = self.language_model.logits_and_states(layout)
-                values = self.value_head(states, mask)
-        distribution = Categorical(logits, self.sampling.temperature)
+            distribution, states = self.language_model.distribution(layout, self.sampling.temperature)
+            if self.value_head is not None:
+                critic = self.language_model.has_critic_adapter
+                values = self.value_head(self.language_model.critic_states(layout) if critic else states, mask)
         logprobs = distribution.logprobs(ids)
         return Evaluation(
             logprobs=logprobs * mask, entropy=distribution.entropy() * mask, values=values, distribution=distribution

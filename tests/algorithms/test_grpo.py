@@ -15,6 +15,7 @@ from lrl.algorithms.grpo import GRPOModule
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.prompt_env import PromptEnvs, RowSource
+from lrl.functional.distributions import Categorical
 from lrl.functional.groups import group_advantages
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.policies.text import TextPolicy
@@ -143,14 +144,15 @@ def test_values_at_masked_positions_are_ignored(tiny_model, normalisation):
 def test_gradient_reaches_the_sampled_tokens_and_the_end_token_and_no_other(tiny_model, monkeypatch, response_format):
     module = grpo(tiny_model, response_format=response_format)
     batch = acted(module, words=("left", "left", "up") * 20, advantages=[1.0, -1.0, 0.5] * 20)
-    kept, original = [], module.policy.language_model.logits
+    kept, original = [], module.policy.language_model.distribution
 
-    def logits(layout):
-        kept.append(original(layout))
+    def distribution(layout, temperature):
+        shared, states = original(layout, temperature)
+        kept.append(shared.coordinates)  # a copy for each token
         kept[-1].retain_grad()
-        return kept[-1]
+        return Categorical(kept[-1]), states
 
-    monkeypatch.setattr(module.policy.language_model, "logits", logits)
+    monkeypatch.setattr(module.policy.language_model, "distribution", distribution)
     module.training_step(batch).backward()
     reached = kept[0].grad.abs().sum(-1) > 0
     assert torch.equal(reached, batch.response_mask)

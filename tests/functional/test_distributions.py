@@ -136,3 +136,18 @@ def definition(kind, distribution, parameters):
 
 def grads(scalar, parameters):
     return torch.autograd.grad(scalar, parameters, retain_graph=True, allow_unused=True)
+
+
+def test_tokens_with_one_row_of_logits_equal_tokens_with_a_copy_each():
+    logits, index = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 2], [2, 1]])
+    rows, copies = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    shared, each = Categorical(rows, 0.7, index), Categorical(copies[index], 0.7)
+    samples = torch.tensor([[1, 4], [0, 0]])
+    for name in ("coordinates", "all_logprobs"):
+        assert torch.equal(getattr(shared, name), getattr(each, name))
+    assert torch.equal(shared.logprobs(samples), each.logprobs(samples))
+    assert torch.equal(shared.entropy(), each.entropy())
+    assert torch.equal(shared.detach().kl(each), each.detach().kl(shared))
+    for distribution in (shared, each):
+        (distribution.logprobs(samples) + distribution.entropy()).square().sum().backward()
+    torch.testing.assert_close(rows.grad, copies.grad)
