@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("lrl")
 
 _BASE_DELAY, _MAX_DELAY = 1.0, 60.0
-"""Seconds before the first retry, and the maximum unless the server asks for more."""
+"""Maximum pause before the first retry and before any retry, in seconds; a server may ask for a longer pause."""
 _MAX_RETRY_AFTER = 600.0
 """If a server asks for a longer pause than this many seconds, the request is not sent again."""
 _TRANSIENT = (408, 409, 425, 429)
@@ -80,7 +80,7 @@ class Usage:
     retries: int = 0
     """Requests that were sent again after a failure."""
     cached: int = 0
-    """Conversations that needed no request: in the cache, or twice in one call."""
+    """Conversations whose response was in the cache, or was requested by an equal conversation of the same call."""
     prompt_tokens: int = 0
     """Prompt tokens as counted by the server; those of failed requests are unknown."""
     completion_tokens: int = 0
@@ -115,13 +115,13 @@ class ServerSettings:
     max_concurrency: PositiveInt = 8
     """Maximum number of simultaneous requests."""
     timeout: PositiveFloat = 120.0
-    """Seconds without data from the server after which a request has failed."""
+    """Seconds without data from the server after which a request counts as failed."""
     max_retries: NonNegativeInt = 8
-    """Maximum number of times that a failed request is sent again; 8 retries take 91 to 183 seconds."""
+    """Maximum number of times that a failed request is sent again; 8 pauses add up to 91 to 183 seconds."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Further fields of each request; a null value removes a field, such as a seed that the server does not accept."""
     max_tokens_field: str = "max_tokens"
-    """The server's name of the maximum number of response tokens: max_tokens or max_completion_tokens."""
+    """Request field for the maximum number of response tokens: max_tokens or max_completion_tokens."""
     accept_empty: bool = False
     """Whether an empty response is accepted; otherwise it is a failure, and the request is sent again."""
 
@@ -140,7 +140,7 @@ class ServedChatModel(ServerSettings, ChatModel):
 
     Attributes:
         usage: the counts so far.
-        wait: waits until an event is set or for some seconds; tests replace it.
+        wait: waits until an event is set or a number of seconds has passed; tests replace it.
     """
 
     name: str
@@ -170,7 +170,8 @@ class ServedChatModel(ServerSettings, ChatModel):
         """Create the client, which does not open a connection yet.
 
         Raises:
-            ValueError: If the extra ``serve`` is not installed, or if the environment variable cannot hold an API key.
+            ValueError: If the extra ``serve`` is not installed, or if the value of the environment variable cannot be
+                an API key.
         """
         assert self._client is not None
         self._key()
@@ -179,7 +180,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         """Return whether a conversation and its response fit into ``context_length``; True if that is null.
 
         Args:
-            conversation: messages, oldest first; the number of their tokens is estimated, and rather too high.
+            conversation: messages, oldest first; the number of their tokens is estimated, usually too high.
             sampling: specifies the maximum number of tokens of a response.
             response: unused, because only the server can tokenise it.
         """
@@ -199,8 +200,8 @@ class ServedChatModel(ServerSettings, ChatModel):
 
         Raises:
             ConversationTooLongError: If the server rejects a conversation as too long.
-            ValueError: If a request fails permanently or ``max_retries`` times. All responses that have arrived by then
-                are in the cache.
+            ValueError: If a request fails permanently, or still fails after ``max_retries`` retries. All responses that
+                have arrived by then are in the cache.
         """
         self.connect()
         bodies = [self._body(*pair, sampling) for pair in zip(conversations, seeds, strict=True)]
@@ -222,7 +223,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         return {**asdict(usage), "cost": None if price is None else price / _PER_PRICE}
 
     def _accepts(self, completion: Completion) -> bool:
-        """Return whether a cached response would be accepted from the server: an earlier run may accept empty ones."""
+        """Return whether a cached response is accepted; a run with ``accept_empty`` may have cached empty ones."""
         return self.accept_empty or completion.finish_reason == "length" or bool(completion.text.strip())
 
     def _body(self, messages: Sequence[Message], seed: int, sampling: SamplingConfig) -> dict[str, Any]:
@@ -240,8 +241,8 @@ class ServedChatModel(ServerSettings, ChatModel):
     def _request_all(self, missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Completion]:
         """Send requests, several at a time, and return the responses by key.
 
-        After a permanent failure no further request starts, but running requests may end, so that their responses are
-        kept.
+        After a permanent failure no further request starts, but requests in progress are completed, so that their
+        responses are kept.
         """
         if not missing:
             return {}
@@ -315,13 +316,13 @@ class ServedChatModel(ServerSettings, ChatModel):
         """Return the error message for a request that is not sent again."""
         reason = " ".join(failure.reason.split()).rstrip(".")
         if failure.status in (401, 403):
-            state = "holds another key" if self._key() else "is not set"
-            return f"api_url is {self.api_url!r}, which needs a valid key, and {self.api_key_env} {state} ({reason})."
+            state = "contains a key that was not accepted" if self._key() else "is not set"
+            return f"api_url is {self.api_url!r}, which requires a valid key; {self.api_key_env} {state} ({reason})."
         if not failure.transient:
             return f"api_url is {self.api_url!r}, which rejects the request for the model {self.name!r} ({reason})."
         times = "once" if tries == 1 else f"{tries} times"
         if self.responses is None:
-            kept = "without a cache file no response is kept"
+            kept = "no response is kept, because there is no cache file"
         else:
             file = str(self.responses.path)
             kept = f"{len(self.responses)} responses are kept in {file!r}, and the same command resumes"
@@ -443,7 +444,7 @@ def retry_delay(retry: int, asked: float | None, request: str) -> float:
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> None:
-    """Check further fields of each request.
+    """Check ``extra_body``, the further fields of each request.
 
     Raises:
         ValueError: If a field is set by each request anyway, or cannot be written as JSON.
@@ -481,7 +482,7 @@ def without_surrogates(text: str) -> str:
 
 
 def _read_as_utf8(response: Any) -> None:
-    """Decode a response of ``httpx`` as UTF-8, like all JSON; the codec in its header may not decode to text."""
+    """Decode a response of ``httpx`` as UTF-8, as for all JSON; its header may name a codec that yields no text."""
     response.encoding = "utf-8"
 
 

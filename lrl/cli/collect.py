@@ -84,7 +84,8 @@ def collect(
         collected = _record(actor, envs, dataset_id, str(policy), play)
         means = collected.results.means()
         print(f"{dataset_id}: {collected.episodes} episodes, {collected.steps} steps")
-        print(f"return {means['return']:.4g}, success {means['success_rate']:.3f} of {play.episodes} played")
+        success = f"success rate {means['success_rate']:.3f} over {play.episodes} episodes played"
+        print(f"return {means['return']:.4g}, {success}")
     if export.jsonl is not None:
         from lrl.data.jsonl import write_jsonl
 

@@ -15,7 +15,7 @@ def silence_libraries() -> None:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # pygame prints a greeting
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the optional backend of tensorboard prints a banner
     if os.environ.get("WANDB_MODE") == "offline":
-        os.environ.setdefault("WANDB_SILENT", "true")  # wandb prints where it writes, which is the run directory
+        os.environ.setdefault("WANDB_SILENT", "true")  # wandb prints its folder, which is the run directory
     for name, level in {
         "lightning.pytorch": logging.WARNING,  # tips, and "GPU available: False"
         "lightning.pytorch.callbacks": logging.INFO,  # output that the user requests, such as a model summary
@@ -35,7 +35,7 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*before.*optimizer.step.*")
     # Lightning 2.6.6 builds a tree spec in a way that torch deprecates.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-    # Lightning compares the log interval with the number of batches; metrics are logged once per collection.
+    # Lightning compares the log interval with the number of batches, but metrics are logged once per collection.
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
     # Checkpoints and metrics belong in the run directory, to which the launch has written its records before.
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")

@@ -48,8 +48,10 @@ class TransitionsDataModule(ClockedDataModule):
             same spaces. If a policy will be trained with the model's rewards, include data with actions that a good
             policy does not take.
         batch_size: number of rows per training step over all ranks.
-        validation_share: fraction of each data set's episodes that are held out for validation, at least one.
-        test_share: fraction of each data set's episodes that are held out for testing, at least one; 0 for none.
+        validation_share: fraction of each data set's episodes to hold out for validation; at least one episode is
+            held out.
+        test_share: fraction of each data set's episodes to hold out for testing; 0 holds out none, otherwise at least
+            one episode is held out.
         seed: seed of the split and of the order of the rows.
         gamma: discount of the rewards that follow a step. With 0 the target is the reward of the step, otherwise
             ``(1 - gamma) * sum_k gamma**k r_{t+k}``, which has the unit of a reward.

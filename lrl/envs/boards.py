@@ -14,7 +14,7 @@ pulls. The player then walks up to three random steps. The reward is -0.1 per ac
 target, -1 for each box pushed off a target and 10 for the solution. The limit is 10 actions; some rooms with two boxes
 need more.
 
-Departures from the original:
+Differences from RAGEN:
 
 1. If the generation of a room fails, it is repeated with the same random number generator. RAGEN takes another seed.
 2. The seed of a reset determines the board. Equal seeds give the same maps of FrozenLake as in RAGEN. Rooms of Sokoban
@@ -59,7 +59,7 @@ class BoardEnv(gym.Env, ABC):
         self.action_space = spaces.Discrete(len(board.actions))
         self._one_hot = np.eye(len(board.kinds), dtype=np.uint8)
         self._fixed = np.zeros((size * size, len(board.kinds)), dtype=np.uint8)
-        """One-hot kinds of all cells without the agent and the boxes, ``(cell, kind)``."""
+        """One-hot kind that each cell has without the agent and the boxes, ``(cell, kind)``."""
 
     def _observe(self, cells: Sequence[tuple[int, int]]) -> np.ndarray:
         """Return the observation in which the given ``(cell, kind)`` pairs replace the fixed kinds of these cells."""
@@ -249,7 +249,7 @@ class Room:
 
 
 def move(floor: int, player: int, boxes: int, step: int) -> tuple[int, int]:
-    """Return the player and the boxes after a step, which are the same if a wall or a box blocks it."""
+    """Return the player and the boxes after a step; a wall, or a box that cannot be pushed, leaves both unchanged."""
     cell = player + step
     if not floor >> cell & 1:
         return player, boxes

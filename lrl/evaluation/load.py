@@ -97,7 +97,7 @@ def _configure(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> Non
     """Load the base and the trained weights of a policy.
 
     Raises:
-        ValueError: If the frozen base model, which the checkpoint does not contain, is another one than in training, or
+        ValueError: If the frozen base model, which the checkpoint does not contain, differs from that in training, or
             if trained weights are missing or unknown.
     """
     policy.configure()

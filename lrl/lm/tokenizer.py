@@ -127,7 +127,7 @@ class ChatTokenizer:
             raise ValueError(
                 f"language_model.chat_template ends a prompt with {self.opening.strip()!r}, with which no response of "
                 f"the format {template.response_format!r} begins; it must be {OTHER_TEMPLATES}, or "
-                "prompt.response_format another one."
+                "prompt.response_format must be a different format."
             )
         if several and response_format.opening:
             response = response_format.render("Lrl-action", "Lrl-reasoning")

@@ -29,8 +29,8 @@ def synthetic_search(
     The functions are random quadratics, ridges, plateaus and steps of 2 to 24 real parameters, and three kinds of
     functions of a table with 6 to 48 entries, each of which is an action. There are three disjoint sets of functions:
     for training, for the validation loss (--held_out) and for the comparison of searchers; the last ones are never
-    written. The printed values are exact values of the proposal that each search chose: 0 is the best possible value,
-    and a random proposal has about -1.
+    written. The printed value is that of the proposal that each search chose, without measurement errors: 0 is the
+    best possible value, and a random proposal has about -1.
 
     Args:
         write: write demonstrations of a teacher to this file, and compare nothing.

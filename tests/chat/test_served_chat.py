@@ -267,7 +267,7 @@ def test_a_response_is_decoded_as_utf8_even_if_its_header_names_another_charset(
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (status(500, "broken"), "failed 3 times for the model 'stand-in' (500: broken); without a cache file no"),
+        (status(500, "broken"), "failed 3 times for the model 'stand-in' (500: broken); no response is kept, because"),
         (truncated(), "failed 3 times for the model 'stand-in' (no chat completion but"),
         (empty(), "(an empty response; accept_empty is false)"),
         (dropped(), "(no connection, "),
@@ -275,7 +275,7 @@ def test_a_response_is_decoded_as_utf8_even_if_its_header_names_another_charset(
         (status(429, "pay", "insufficient_quota"), "rejects the request for the model 'stand-in' (429: pay)"),
         (status(400, "top_k is\nunknown"), "rejects the request for the model 'stand-in' (400: top_k is unknown)."),
         (status(404, "no such model"), "(404: no such model)."),
-        (status(401, "who?"), "needs a valid key, and NO_SUCH_VARIABLE is not set (401: who?)."),
+        (status(401, "who?"), "requires a valid key; NO_SUCH_VARIABLE is not set (401: who?)."),
     ],
 )
 def test_a_permanent_failure_raises_one_sentence(server, fault, said):
@@ -347,7 +347,7 @@ def test_the_error_is_that_of_the_request_that_failed_permanently(server):
 
     model = model_of(server, max_concurrency=2)
     model._post, model.wait = send, wait
-    with pytest.raises(ValueError, match=r"needs a valid key.*\(who\?\)"):
+    with pytest.raises(ValueError, match=r"requires a valid key.*\(who\?\)"):
         model.complete(say("a", "b"), SAMPLING, [1, 2])
     assert sorted(sent) == ["a", "b"]
 
@@ -489,7 +489,8 @@ def test_the_key_is_in_no_log_error_response_or_file(server, tmp_path, monkeypat
     model = model_of(server, cache=str(tmp_path / "responses.sqlite"))
     server.finish_reason = f"stop of {KEY}"
     (completion,) = model.complete(say("a"), SAMPLING, [1])
-    with pytest.raises(ValueError, match="needs a valid key, and OPENAI_API_KEY holds another key") as error:
+    message = "requires a valid key; OPENAI_API_KEY contains a key that was not accepted"
+    with pytest.raises(ValueError, match=message) as error:
         model.complete(say("b"), SAMPLING, [2])
     client = vars(model)["_client"]
     caught, seen = error.value, [completion.text, caplog.text, repr(vars(model)), json.dumps(model.report())]

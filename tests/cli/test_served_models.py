@@ -108,7 +108,8 @@ def test_the_same_command_resumes_after_the_server_stopped_it_and_the_key_is_in_
     server.faults = [None, None, garbage(f"{KEY}!"), *[None] * 5, *[status(401, f"Incorrect key: {KEY}")] * 9]
     code, said = evaluated(server, capsys, "--max_concurrency 1 --max_retries 1")
     assert code == 2 and not Path("report.json").exists() and KEY not in said
-    assert "which needs a valid key, and OPENAI_API_KEY holds another key (401: Incorrect key: <API key>)" in said
+    state = "OPENAI_API_KEY contains a key that was not accepted"
+    assert f"which requires a valid key; {state} (401: Incorrect key: <API key>)" in said
     server.faults, before = [], len(server.bodies)
     code, said = evaluated(server, capsys)
     assert code == 0 and without_time("report.json") == whole
