@@ -164,14 +164,23 @@ class RolloutDataModule(RunDataModule):
         minibatch_size = -(-len(self._batch) // self.num_minibatches)
         count = min(max(int(share * len(self._batch)), min_turns), max_turns, minibatch_size)
         # Passes are numbered from 0, so pass num_epochs is never trained on, and its order is independent of theirs.
-        chosen = self._order(self._batch, self.num_epochs)[:count]
+        chosen = self._order(self._batch, self.num_epochs, self.collection)[:count]
         return self._batch[chosen.to(self._batch.response_mask.device)]
+
+    def first_pass(self, collection: int, batch: TurnBatch) -> list[torch.Tensor]:
+        """Return the turns of each minibatch, int64 ``(turn,)``, in the first pass over a collection.
+
+        Args:
+            collection: index of the collection in the run, which is not stored yet.
+            batch: its turns.
+        """
+        return [*torch.tensor_split(self._order(batch, 0, collection), self.num_minibatches)]
 
     def _members(self, batch: TurnBatch, index: int) -> torch.Tensor:
         """Return the turns of minibatch ``index``, int64 ``(turn,)``."""
         epoch = index // self.num_minibatches
         if self._shuffled[:2] != (self.collection, epoch):
-            minibatches = torch.tensor_split(self._order(batch, epoch), self.num_minibatches)
+            minibatches = torch.tensor_split(self._order(batch, epoch, self.collection), self.num_minibatches)
             self._shuffled = self.collection, epoch, [turns.to(batch.response_mask.device) for turns in minibatches]
         return self._shuffled[2][index % self.num_minibatches]
 
@@ -189,20 +198,20 @@ class RolloutDataModule(RunDataModule):
         masks = [batch.response_mask[self._members(batch, minibatch)] for minibatch in step]
         return sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
 
-    def _order(self, batch: TurnBatch, epoch: int) -> torch.Tensor:
+    def _order(self, batch: TurnBatch, epoch: int, collection: int) -> torch.Tensor:
         """Return the shuffled order of turns, int64 ``(turn,)``.
 
         Turns with equal prompts are adjacent, and so are those whose prompts continue each other, as the turns of an
         episode with history do.
         """
-        shuffled = torch.from_numpy(permutation(len(batch), "minibatch", self.seed, self.collection, epoch))
+        shuffled = torch.from_numpy(permutation(len(batch), "minibatch", self.seed, collection, epoch))
         if "prompt_ids" not in batch.inputs:
             return shuffled
         prompts, mask = (batch.inputs[name].cpu()[shuffled] for name in ("prompt_ids", "prompt_mask"))
         # Different prompts in lexicographic order, the prompt of each turn, and the tokens shared with the one before.
         paths, path_of, shared = sorted_paths(torch.where(mask, prompts, -1))
         cluster = _clusters((paths >= 0).sum(1).tolist(), shared.tolist())
-        place = torch.from_numpy(permutation(max(cluster) + 1, "cluster", self.seed, self.collection, epoch))
+        place = torch.from_numpy(permutation(max(cluster) + 1, "cluster", self.seed, collection, epoch))
         order = place[torch.tensor(cluster)[path_of]] * len(paths) + path_of
         return shuffled[torch.argsort(order, stable=True)]
 

@@ -19,7 +19,7 @@ from lrl.lm.model import LanguageModel
 from lrl.lm.prefill import distinct_prompts, prefill
 from lrl.policies.actor import Actor
 from lrl.prompts import PromptTemplate, get_response_format
-from lrl.types import Evaluation, History, Inputs, NativeTurn, TurnBatch
+from lrl.types import Evaluation, History, Inputs, NativeTurn, Rollout, TurnBatch
 
 
 @final
@@ -169,6 +169,37 @@ class Policy(Actor):
         """Drop the KV cache that is kept from turn to turn."""
         if self.trunk is not None:
             self.trunk.language_model.keep_prompts(None)
+
+    # -- log-probabilities of a collection -------------------------------------------------------------------------
+
+    @property
+    def defers_logprobs(self) -> bool:
+        """True if :meth:`complete`, not :meth:`act`, computes the log-probabilities that a collection is trained on."""
+        return False
+
+    def complete(self, rollout: Rollout, minibatches: Sequence[Tensor]) -> Rollout:
+        """Return a collection with the log-probabilities, and the values, of the passes of the first updates.
+
+        Called at the end of a collection if :attr:`defers_logprobs`. Then the turns of an episode share their tokens.
+        As the passes are those of the updates, rounding is equal, and the first ratio is exactly 1.
+
+        Args:
+            rollout: the collection.
+            minibatches: indices of the turns of each minibatch of the first pass over it, int64 ``(turn,)``.
+        """
+        self.end_episodes()  # frees memory
+        turns, places, found = rollout.turns(), list[Tensor](), list[Tensor]()
+        with without_gradient(self):
+            for members in (some.to(turns.response_mask.device) for some in minibatches if len(some)):
+                for part in (members[some] for some in self.passes(turns[members], gradient=True)):
+                    out, mask = self.evaluate(turns[part]), turns.response_mask[part]
+                    outputs = [out.logprobs] if out.values is None else [out.logprobs, out.values]
+                    found.append(torch.stack([at_least_float32(one) * mask for one in outputs]))
+                    places.append(part)
+        logprobs, *values = torch.cat(found, dim=1)[:, torch.argsort(torch.cat(places))]
+        rollout = rollout.to(logprobs.device)
+        changes = {"values": rollout.unflatten(values[0])} if values else {}
+        return rollout.replace(logprobs=rollout.unflatten(logprobs), **changes)
 
     # -- the critic ----------------------------------------------------------------------------------------------
 

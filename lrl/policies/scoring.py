@@ -135,6 +135,11 @@ class ScoringPolicy(Policy):
         if self.pack_tokens is not None and not self.language_model.share:
             logging.getLogger("lrl").warning("policy.pack_tokens is ignored: turns of this model cannot share rows.")
 
+    @property
+    def defers_logprobs(self) -> bool:
+        """True if log-probabilities are computed again at the end of a collection: with history, in 16 bits."""
+        return bool(self.prompt.history) and self.language_model.share and self.language_model.recomputes
+
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
         """Return the id of each response: the index of its action among the candidates.
 
@@ -159,11 +164,8 @@ class ScoringPolicy(Policy):
         with without_gradient(self):
             model = self.language_model
             has_history = bool(self.prompt.history)  # then the cache of prompts saves more than states of lower layers
-            if (
-                model.share
-                and (has_history or model.lower is None)
-                and not (sampling is self.sampling and model.recomputes)
-            ):
+            recomputed = sampling is self.sampling and model.recomputes
+            if model.share and (has_history or (model.lower is None and not recomputed)):
                 model.keep_prompts(keys if has_history else None)
                 candidates = self._candidates()
                 model.prepare_decoding(max(len(prompt) for prompt in prompts), candidates.ids.shape[1])

@@ -90,6 +90,11 @@ class TextPolicy(Policy):
         self.language_model.prepare_history(self.prompt, self.codec)
         self._check_responses()
 
+    @property
+    def defers_logprobs(self) -> bool:
+        """True if log-probabilities are computed again at the end of a collection: with history, in 16 bits."""
+        return bool(self.prompt.history) and self.language_model.share and self.language_model.recomputes
+
     def _check_responses(self) -> None:
         """Log a warning if actions without any reasoning exceed ``sampling.max_new_tokens``, or cannot be written."""
         if self.codec is None:
@@ -141,7 +146,7 @@ class TextPolicy(Policy):
             responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)
             inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
             logprobs = responses.logprobs
-            if sampling is self.sampling and self.language_model.recomputes:
+            if sampling is self.sampling and self.language_model.recomputes and not self.defers_logprobs:
                 logprobs = self._teacher_forced(inputs, responses.mask)
         lengths, decode = responses.mask.sum(1).tolist(), self.language_model.tokenizer.response_text
         texts = [decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]

@@ -104,7 +104,11 @@ class VectorEnvRollouts(L.Callback):
 
         def play() -> Rollout:
             with trainer.precision_plugin.forward_context(), unsharded(pl_module), pl_module.interruption.abandonable():
-                return self._collector(pl_module, plan, trainer.world_size).collect(plan)
+                rollout = self._collector(pl_module, plan, trainer.world_size).collect(plan)
+                if pl_module.policy.defers_logprobs:
+                    first = data.first_pass(plan.collection, rollout.turns())
+                    rollout = pl_module.policy.complete(rollout, first)
+                return rollout
 
         rollout = pl_module.interruption.attempt(play)
         pl_module.policy.end_episodes()

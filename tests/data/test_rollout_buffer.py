@@ -51,6 +51,8 @@ def test_a_pass_visits_every_turn_once_and_each_pass_in_another_order():
     assert len({tuple(order) for order in passes}) == 3
     again = filled(collection=1)
     assert numbers(again.minibatch(0)) != numbers(module.minibatch(0))
+    first = [numbers(turns(22)[part]) for part in module.first_pass(1, turns(22))]
+    assert first == [numbers(again.minibatch(part)) for part in range(len(first))]
     assert numbers(filled().minibatch(0)) == numbers(module.minibatch(0)) != numbers(filled(seed=1).minibatch(0))
 
 
@@ -58,7 +60,9 @@ def test_a_pass_is_shuffled_once_and_again_for_another_batch_of_the_same_collect
     module, orders = data(), []
     order = RolloutDataModule._order
     monkeypatch.setattr(
-        RolloutDataModule, "_order", lambda self, batch, epoch: orders.append(epoch) or order(self, batch, epoch)
+        RolloutDataModule,
+        "_order",
+        lambda self, batch, epoch, *args: orders.append(epoch) or order(self, batch, epoch, *args),
     )
     for count in (22, 9):
         module.fill(0, None, turns(count))

@@ -17,6 +17,7 @@ from lrl.lm.heads import ValueHeadConfig
 from lrl.lm.prefill import KeptPrompts
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
+from lrl.training.collect import CollectionPlan, FixedHorizonCollector
 from lrl.types import PastTurn, RandomKeys, SamplingConfig, TurnBatch
 
 MAPS = [render_map(state, ("SFFF", "FHFH", "FFFH", "HFFG")) for state in (0, 1, 4, 8, 9, 13)]
@@ -251,18 +252,40 @@ def test_the_cache_is_dropped_at_the_end_of_an_evaluation_and_by_a_policy_that_r
     policy, envs = policy_of("scoring", folder), GymnasiumEnvs("FrozenLake-v1", max_episode_steps=4)
     evaluate_policy(policy, envs, 2, 0, 2, SamplingConfig(temperature=1.0))
     assert policy.language_model.kept is None
-    policy = policy_of("scoring", folder, recompute_logprobs=True)
+    policy = policy_of("scoring", folder)
     keys = RandomKeys(seed=0, purpose="evaluation", collection=0, env=np.arange(1), turn=np.zeros(1, dtype=np.int64))
     policy.act(MAPS[:1], [()], keys, SamplingConfig(temperature=0.0))
     assert policy.language_model.kept is not None
-    decisions = policy.act(MAPS[:1], [()], replace(keys, purpose="rollout"), policy.sampling)
+    policy.prompt = replace(policy.prompt, history=0, history_block=1)
+    policy.act(MAPS[:1], [()], replace(keys, purpose="rollout"), policy.sampling)
     assert policy.language_model.kept is None
-    with torch.no_grad():
-        next(policy.language_model.parameters()).add_(0.1)
-    plain = policy_of("scoring", folder, prompt_cache_mb=0)
-    plain.load_state_dict(policy.state_dict())
-    wanted = plain.state_values(MAPS[1:2], decisions.memory)
-    torch.testing.assert_close(policy.state_values(MAPS[1:2], decisions.memory), wanted)
+
+
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_logprobs_and_values_are_recomputed_at_the_end_of_a_collection(folder, kind, monkeypatch):
+    env = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=6)
+    plan, found = CollectionPlan(seed=0, collection=0, num_groups=3, group_size=1, num_steps=8), []
+    for settings in ({}, {"recompute_logprobs": True}):
+        policy, evaluated = policy_of(kind, folder, **settings), []
+        assert policy.defers_logprobs == bool(settings)
+        evaluate = policy.evaluate
+        monkeypatch.setattr(policy, "evaluate", lambda batch: evaluated.append(len(batch)) or evaluate(batch))  # noqa: B023
+        envs = env.make(3, policy.response_format)
+        rollout = FixedHorizonCollector(policy, envs, 0, plan.env, 3).collect(plan)
+        envs.close()
+        assert not evaluated and policy.language_model.kept is not None
+        if settings:
+            parts = [torch.arange(5, 24), torch.arange(0), torch.arange(5)]
+            rollout = policy.complete(rollout, parts)
+            assert evaluated == [19, 5] and policy.language_model.kept is None
+            batch, values = rollout.turns(), rollout.flatten(rollout.values)
+            for part in (parts[0], parts[2]):
+                again, mask = evaluate(batch[part]), batch.response_mask[part]
+                assert torch.equal(again.logprobs * mask, batch.old_logprobs[part])
+                assert torch.equal(again.values * mask, values[part])
+        found.append(rollout)
+    assert found[0].responses == found[1].responses
+    torch.testing.assert_close(found[1].logprobs, found[0].logprobs, atol=1e-9, rtol=0)
 
 
 def test_values_of_some_prompts_do_not_drop_the_others(folder):
