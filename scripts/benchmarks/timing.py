@@ -10,6 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 import transformers
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import PrinterCallback, TrainerCallback
 
 from lrl.cli.run_directory import commit
@@ -105,6 +108,35 @@ def provenance() -> dict[str, Any]:
         "transformers": transformers.__version__,
     }
     return {"command": "python " + shlex.join(sys.argv), "commit": commit(), "machine": machine}
+
+
+class PeakBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that are allocated inside a ``with`` block, and their largest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._alive = set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call an operation, and count its results."""
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return out
+
+    def _count(self, storage: Any) -> None:
+        if storage._cdata in self._alive:
+            return
+        self._alive.add(storage._cdata)
+        self.now += storage.nbytes()
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._free, storage._cdata, storage.nbytes())
+
+    def _free(self, key: int, size: int) -> None:
+        self._alive.discard(key)
+        self.now -= size
 
 
 def trl_settings(steps: int, lr: float, max_grad_norm: float) -> dict[str, Any]:

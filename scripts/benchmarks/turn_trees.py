@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
+from benchmarks.timing import PeakBytes
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -51,6 +53,8 @@ class Update(NamedTuple):
     """Of all trained weights, ``(weight,)``."""
     tokens: int
     """Number of positions of the forward passes, padding included."""
+    memory: int
+    """Largest number of bytes that were allocated at the same time."""
 
 
 def environment() -> GymnasiumEnvs:
@@ -92,6 +96,8 @@ def play(module: PPOValueHeadModule, env: EnvFactory, episodes: int = 3, seed: i
     rollout = EpisodeCollector(module.policy, envs).collect(plan)
     module.policy.end_episodes()
     envs.close()
+    if module.policy.defers_logprobs:
+        rollout = module.policy.complete(rollout, [torch.arange(rollout.num_turns)])
     return rollout
 
 
@@ -112,31 +118,33 @@ def update(module: PPOValueHeadModule, rollout: Rollout, shared: bool) -> Update
 
     if not shared:
         model.share, model.lower = False, None
-    handle = model.model.register_forward_pre_hook(count, with_kwargs=True)
+    handle, peak = model.model.register_forward_pre_hook(count, with_kwargs=True), PeakBytes()
     try:
-        batch = module.prepare(rollout)
-        loss = module.step(batch)
+        with peak:
+            batch = module.prepare(rollout)
+            loss = module.step(batch)
+            assert loss is not None
+            loss.backward()
         with torch.no_grad():
             scale = module.loss(batch, module.policy.evaluate(batch)).loss[batch.response_mask].abs().mean()
     finally:
         model.share, model.lower = before
         handle.remove()
-    assert loss is not None
-    loss.backward()
     trained = [weight for weight in module.parameters() if weight.requires_grad]
     parts = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in trained]
     gradient = torch.cat([part.flatten().float() for part in parts])
     module.zero_grad()
     module.flush()
-    return Update(loss.detach().float(), scale.float(), gradient, tokens[0])
+    return Update(loss.detach().float(), scale.float(), gradient, tokens[0], peak.most)
 
 
 def distances(module: PPOValueHeadModule, rollout: Rollout) -> dict[str, float]:
-    """Return how far the two updates are from each other, and the share of tokens that are computed."""
+    """Return how far the two updates are from each other, and their ratios of computed tokens and of memory."""
     ours, plain = (update(module, rollout, shared) for shared in (True, False))
     far = (ours.gradient - plain.gradient).abs().max() / plain.gradient.abs().max()
     loss = (ours.loss - plain.loss).abs() / plain.scale
-    return {"gradient": float(far), "loss": float(loss), "tokens": ours.tokens / plain.tokens}
+    ratios = {"tokens": ours.tokens / plain.tokens, "memory": ours.memory / plain.memory}
+    return {"gradient": float(far), "loss": float(loss)} | ratios
 
 
 def distances_to_float32(halved: PPOValueHeadModule, rollout: Rollout) -> tuple[float, float]:
@@ -172,13 +180,21 @@ def save_random_model(kind: str, folder: Path, seed: int) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``benchmark.py turn_trees``."""
-    parser.add_argument("--seeds", type=int, default=5, help="random models per architecture in bfloat16")
+    parser.add_argument("--seeds", type=int, default=3, help="random models per architecture in bfloat16")
+    parser.add_argument("--architectures", nargs="*", default=ARCHITECTURES, choices=ARCHITECTURES)
+    parser.add_argument("--keep", action="store_true", help="keep the other architectures in the file of --json")
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare the gradients of each architecture."""
     env, exact, halved = environment(), list[dict[str, Any]](), list[dict[str, Any]]()
-    for architecture in ARCHITECTURES:
+    if options.keep:
+        before = json.loads(options.json.read_text())
+        exact, halved = (
+            [row for row in before[name] if row["architecture"] not in options.architectures]
+            for name in ("float32", "bfloat16")
+        )
+    for architecture in options.architectures:
         for kind in ("writing", "choosing"):
             ratios = list[tuple[float, float]]()
             for seed in range(options.seeds):
@@ -198,6 +214,7 @@ def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "title": "Gradients of shared tokens against one row per turn",
             "largest_gradient_distance": max(row["gradient"] for row in exact),
             "largest_loss_distance": max(row["loss"] for row in exact),
+            "largest_memory_ratio": max(row["memory"] for row in exact),
             "bfloat16_shared": fmean(row["shared"] for row in halved),
             "bfloat16_alone": fmean(row["alone"] for row in halved),
             "float32": exact,

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks.timing import PeakBytes
 from tiny_architectures import LORA, load, turns
 from tiny_runs import batch_of, save_tiny_model, text_policy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrl.algorithms.sft import SFTModule
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
@@ -14,36 +14,6 @@ from lrl.lm import logprobs as chunks
 from lrl.lm.heads import ValueHeadConfig
 from lrl.lm.logprobs import can_chunk, sampling_logprobs, token_logprobs
 from lrl.types import RandomKeys, SamplingConfig, TurnBatch
-
-
-class Peak(TorchDispatchMode):
-    """Counts the allocated bytes of tensors, and their maximum."""
-
-    def __init__(self):
-        super().__init__()
-        self.alive, self.now, self.most = {}, 0, 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self._count(tensor.untyped_storage())
-        return out
-
-    def _count(self, storage):
-        import weakref
-
-        key = storage._cdata
-        if key in self.alive:
-            return
-        self.alive[key] = weakref.ref(storage)
-        self.now += storage.nbytes()
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._free, key, storage.nbytes())
-
-    def _free(self, key, size):
-        self.alive.pop(key, None)
-        self.now -= size
 
 
 def loss_of(logprobs, entropy):
@@ -85,7 +55,7 @@ def test_the_loss_needs_at_most_a_quarter_of_the_memory_of_all_logits(vocabulary
     head = torch.nn.Linear(4, vocabulary, bias=False).bfloat16()
     head.weight.requires_grad_(False)
     states, ids = torch.randn(tokens, 4).bfloat16().requires_grad_(), torch.arange(tokens)
-    with Peak() as peak:
+    with PeakBytes() as peak:
         loss_of(*token_logprobs(head, states, ids, 1.0, vocabulary)).backward()
     assert states.grad.any()
     assert vocabulary * 8 * 4 < peak.most <= tokens * vocabulary * 4 / 4
@@ -108,7 +78,7 @@ def test_a_step_of_sft_at_a_vocabulary_of_256k_never_holds_a_quarter_of_the_logi
         old_logprobs=torch.zeros(turns, tokens),
         advantages=torch.full((turns, tokens), 1 / ids.numel()),
     )
-    with Peak() as peak:
+    with PeakBytes() as peak:
         module.loss(batch, policy.evaluate(batch, dropout_seed=0)).loss.sum().backward()
     assert any(weight.grad is not None and weight.grad.any() for weight in policy.parameters())
     assert 8 * vocabulary * 4 < peak.most <= ids.numel() * vocabulary * 4 / 4

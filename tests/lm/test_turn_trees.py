@@ -38,6 +38,7 @@ def test_loss_and_gradients_are_those_of_one_row_per_turn(root, architecture, ki
     assert module.policy.language_model.share and module.needs_reference
     far = distances(module, play(module, env))
     assert far["gradient"] <= 1e-5 and far["loss"] <= 1e-5 and far["tokens"] < 0.5
+    assert far["memory"] < 0.9
 
 
 def wrong_mask(layout, dtype):
