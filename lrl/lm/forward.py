@@ -1,4 +1,4 @@
-"""The forward pass of a causal LM over a layout, its memory, and the start-up check of prompt sharing."""
+"""Forward passes of a causal LM over a layout, the estimate of their memory, and checks at the start of a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import agrees, bare, compute_dtype, in_float32, is_exact, is_halved, is_sound, kernel_of
 from lrl.lm.layouts import Layout, Lower, Turns, lay_out, pack, sorted_paths, widest_row
 
-# Change what a forward pass computes.
-
 
 @contextmanager
 def skipped(layers: Any, output: Tensor | None = None) -> Iterator[None]:
-    """Let layers return their input, inside a ``with`` block.
+    """Inside a ``with`` block, make layers return their input without computing anything.
 
     Args:
         layers: decoder layers.
-        output: what the last of them returns, ``(row, column, hidden)``; None returns its input.
+        output: tensor ``(row, column, hidden)`` that the last of them returns instead; None returns its input.
     """
     chosen: Sequence[Any] = list(layers)
     with ExitStack() as stack:
@@ -57,7 +55,7 @@ def logits_of(model: Any, layout: Layout, dtype: torch.dtype | None = None) -> T
 def run_layout(
     model: Any, layout: Layout, *, logits: bool = True, dtype: torch.dtype | None = None, of_cells: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Compute logits, and the hidden states that they are computed from, where a response token is predicted.
+    """Compute the logits that predict each response token, and the hidden states from which they are computed.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped.
@@ -87,16 +85,16 @@ def run_layout(
 
 @contextmanager
 def head_inputs(model: Any, cells: Tensor | None = None, last_only: bool = False) -> Iterator[list[Tensor]]:
-    """Collect the hidden states that each forward pass computes its logits from, ``(row, column, hidden)``.
+    """Collect the inputs of the output embeddings in each forward pass: hidden states ``(row, column, hidden)``.
 
-    They are made contiguous before the head reads them: for a view, such as the last columns of several rows, PyTorch
-    computes the product row by row, with a copy of the weights for each.
+    The states are made contiguous before logits are computed from them. For a view, such as the last columns of several
+    rows, PyTorch would compute the product row by row, with a copy of the weights for each row.
 
     Args:
         model: a Hugging Face causal LM.
-        cells: the states and logits to compute, int64 ``(cell,)``, as in a layout, which form a single row; None
-            computes all.
-        last_only: compute only the logits of the last column, for callers that do not need them.
+        cells: flat indices of the positions whose states and logits are computed, int64 ``(cell,)``; the result then
+            has a single row. None selects all positions.
+        last_only: whether only the logits of the last column are computed, for callers that need states only.
     """
     collected: list[Tensor] = []
 
@@ -116,8 +114,8 @@ def head_inputs(model: Any, cells: Tensor | None = None, last_only: bool = False
 def without_gradient(module: nn.Module) -> Iterator[None]:
     """Disable gradients and dropout inside a ``with`` block, and restore the mode of each submodule afterwards.
 
-    Every pass whose result is training data (samples, old or reference log-probabilities, values, statistics) runs
-    inside such a block.
+    It is used for every forward pass whose result is training data: samples, old or reference log-probabilities, values
+    and statistics.
 
     Args:
         module: a policy or a model.
@@ -135,11 +133,11 @@ def without_gradient(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def started_above(model: Any, lower: Lower | None) -> Iterator[None]:
-    """Let passes inside a ``with`` block start from given states, without the layers below; None has no effect.
+    """Inside a ``with`` block, make forward passes start from given hidden states instead of computing lower layers.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped.
-        lower: the states, for one pass of their shape.
+        lower: the hidden states, for a forward pass with their shape; None changes nothing.
     """
     if lower is None:
         yield
@@ -149,21 +147,19 @@ def started_above(model: Any, lower: Lower | None) -> Iterator[None]:
 
 
 def accepted(model: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Return those arguments that the forward pass of a model accepts; models with ALiBi do not accept positions."""
+    """Return the arguments that the model's ``forward`` accepts; models with ALiBi accept no positions."""
     names = _names(type(bare(model)))
     return {name: value for name, value in given.items() if name in names}
 
 
 @lru_cache
 def _names(kind: type) -> frozenset[str]:
+    """Return the names of the arguments of ``forward`` of a class."""
     return frozenset(inspect.signature(kind.forward).parameters)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# Which layers are trained.
-
-
 def lower_parameters(model: Any, depth: int) -> Iterator[nn.Parameter]:
-    """Yield the weights that the output of the first ``depth`` layers depends on."""
+    """Yield the weights from which the output of the first ``depth`` layers is computed."""
     name, layers = decoder_layers(model)
     words = bare(model).get_input_embeddings()
     yield from words.parameters()
@@ -189,37 +185,36 @@ def has_dropout(model: Any, depth: int) -> bool:
 
 
 def frozen_depth(model: Any) -> int:
-    """Return the number of layers below the lowest trained one; 0 if their input is trained as well."""
+    """Return the number of layers below the lowest trained one; 0 if the embeddings are trained as well."""
     depth = min(trained_layers(model), default=0)
     return 0 if any(weight.requires_grad for weight in lower_parameters(model, depth)) else depth
 
 
 def trained_layers(model: Any) -> list[int]:
-    """Return the indices of the layers that are trained."""
+    """Return the indices of the layers with trainable weights."""
     _, layers = decoder_layers(model)
     return [index for index, layer in enumerate(layers) if any(part.requires_grad for part in layer.parameters())]
 
 
-# The memory of a forward pass, and the division of turns among passes that stay within a limit.
-#
-# The estimate counts the activations of a decoder layer, those of all layers that a backward pass needs, and logits. It
-# is accurate within a factor of about two.
+# The estimate of the memory of a forward pass counts the activations of one decoder layer, the activations of all
+# layers if a backward pass needs them, and logits. It is accurate within a factor of about two.
 
 _LIMIT = 2**30
-"""Bytes of a pass; on a GPU at least a quarter of its memory."""
+"""Limit of the memory of a forward pass in bytes; on a GPU, a quarter of its memory if that is more."""
 
 
 class PassMemory(NamedTuple):
-    """Limit and estimated parts of the memory of a forward pass, in bytes."""
+    """Limit and estimate of the memory of a forward pass, in bytes."""
 
     limit: int
+    """Maximum memory of a forward pass."""
     per_token: int
-    """Per position, padding included."""
+    """Memory per position, including padding."""
     per_logit_column: int
-    """Per position with logits."""
+    """Additional memory per position with logits."""
 
     def of(self, tokens: int, columns: int) -> int:
-        """Return the estimate for a number of tokens, of which some columns have logits."""
+        """Return the estimated memory of a pass with ``tokens`` positions, of which ``columns`` have logits."""
         return tokens * self.per_token + columns * self.per_logit_column
 
 
@@ -228,7 +223,7 @@ def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped.
-        width: tokens of the longest turn.
+        width: number of tokens of the longest turn.
         logits: whether all logits of a pass are in memory at once.
         gradient: whether a backward pass follows.
         recomputed: whether layers recompute their activations in the backward pass.
@@ -237,12 +232,14 @@ def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed
     hidden, vocabulary = config.hidden_size, bare(model).get_output_embeddings().weight.shape[0]
     names = "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size"
     sizes = [size for name in names if (size := getattr(config, name, None))]
-    inner = [max(size) if isinstance(size, Sequence) else size for size in sizes]  # Gemma 3n has one for each layer
+    inner = [
+        max(size) if isinstance(size, Sequence) else size for size in sizes
+    ]  # Gemma 3n has a list with one size per layer
     experts = getattr(config, "num_experts_per_tok", None) or 1
     layer = 10 * hidden + 4 * max((experts * size for size in inner), default=4 * hidden)
     if kernel_of(model) == "eager":
         layer += 3 * getattr(config, "num_attention_heads", 1) * width
-    numbers = layer + 2 * width  # masks, of which some are boolean
+    numbers = layer + 2 * width  # attention masks, some of which are boolean
     if gradient and any(weight.requires_grad for weight in model.parameters()):
         layers = config.num_hidden_layers - (frozen_depth(model) if hasattr(model, "peft_config") else 0)
         numbers += layers * (hidden if recomputed else layer)
@@ -251,25 +248,28 @@ def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed
 
 
 def _limit(device: torch.device) -> int:
+    """Return the limit of the memory of a forward pass on a device, in bytes."""
     if device.type != "cuda":
         return _LIMIT
     return max(_LIMIT, torch.cuda.get_device_properties(device).total_memory // 4)
 
 
 def divide_turns(inputs: Mapping[str, Tensor], sizes: Tensor, memory: PassMemory, shared: bool) -> list[Tensor]:
-    """Divide turns among passes that need at most ``memory.limit``, unless a single turn needs more.
+    """Divide turns among forward passes that need at most ``memory.limit`` bytes, unless a single turn needs more.
 
-    Turns that fit into one pass keep their order. Otherwise they are in lexicographic order if a pass computes common
-    beginnings once, so that these are in the same pass, else ordered from short to long.
+    If all turns fit into one pass, their order is kept. Otherwise, if common prefixes are computed once per pass, turns
+    are sorted lexicographically, so that turns with a common prefix are in the same pass. If they are not, turns are
+    sorted from short to long.
 
     Args:
-        inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and maybe ``response_ids`` ``(turn, token)``.
-        sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
-        memory: of a pass.
-        shared: whether a pass computes the tokens that turns begin with once.
+        inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and optionally ``response_ids``
+            ``(turn, token)``.
+        sizes: number of tokens after the prompt of each turn, int64 ``(turn,)``.
+        memory: limit and estimate of the memory of a pass.
+        shared: whether a pass computes the common prefix of turns once.
 
     Returns:
-        Indices of turns, one int64 ``(turn,)`` for each pass; every turn is in exactly one pass.
+        Indices of the turns of each pass, int64 ``(turn,)``; every turn is in exactly one pass.
     """
     whole, everything = inputs["prompt_mask"].sum(1) + sizes, torch.arange(len(sizes), device=sizes.device)
     if len(sizes) < 2 or memory.of(len(sizes) * int(whole.max()), int(sizes.sum()) + len(sizes)) <= memory.limit:
@@ -288,7 +288,7 @@ def divide_turns(inputs: Mapping[str, Tensor], sizes: Tensor, memory: PassMemory
     starts, tokens, columns, widest, filled, row_width = [0], 0, 0, 0, 0, widest_row(int(whole.max()))
     parts = zip(whole[order].tolist(), sizes[order].tolist(), common.tolist(), strict=True)
     for place, (length, size, known) in enumerate(parts):
-        if shared and filled + length - known > row_width:  # what another row begins with is computed again
+        if shared and filled + length - known > row_width:  # a new row computes its prefix again
             known, filled = 0, 0
         filled += length - known
         tokens, columns, widest = tokens + length - known, columns + size + 1, max(widest, length)
@@ -299,29 +299,30 @@ def divide_turns(inputs: Mapping[str, Tensor], sizes: Tensor, memory: PassMemory
     return [everything] if len(starts) == 1 else list(order.tensor_split(starts[1:]))
 
 
-# Start-up checks of a causal LM.
-
 _PROMPT, _RESPONSE = 4, 4
+"""Numbers of tokens of the prompt and of each response in the checks below."""
 
 Verdict = Literal["exact", "inexact", "imprecise"]
-"""``inexact``: sharing rows changes the result. ``imprecise``: it only increases rounding errors."""
+"""Result of :func:`check_sharing`. ``exact``: turns may share rows. ``inexact``: sharing rows changes the logits.
+``imprecise``: sharing rows only increases the rounding errors of 16-bit weights."""
 
 
 def arbitrary_ids(rows: int, width: int, vocabulary: int, device: torch.device) -> Tensor:
-    """Return token ids, int64 ``(row, column)``, that differ from row to row."""
+    """Return fixed token ids without meaning, int64 ``(row, column)``, which differ between rows."""
     return (torch.arange(rows * width, device=device) * 7919 + 11).view(rows, width) % vocabulary
 
 
 @torch.no_grad()
 def check_sharing(model: Any, device: torch.device) -> Verdict:
-    """Compare the logits of turns that share a row with those of turns in rows of their own, on arbitrary tokens.
+    """Compare the logits of two turns that share a row with those of the same turns in separate rows.
 
-    Both passes must agree in float32, whatever the dtype of the weights. With 16-bit weights the 16-bit shared pass
-    must also be about as close to float32 as the plain one: 16-bit passes differ from each other by rounding alone.
+    Both must agree in float32. With 16-bit weights, the 16-bit logits of the shared row must also be about as close to
+    the float32 logits as those of separate rows. Two 16-bit passes cannot be compared directly, because rounding alone
+    makes them differ.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped, in evaluation mode.
-        device: of its weights.
+        device: device of its weights.
     """
     size = 2 * _RESPONSE + _PROMPT
     ids = arbitrary_ids(1, size, model.config.get_text_config().vocab_size, device)[0]
@@ -342,13 +343,13 @@ def check_sharing(model: Any, device: torch.device) -> Verdict:
 
 @torch.no_grad()
 def numbers_positions_from_zero(model: Any, device: torch.device) -> bool:
-    """Return whether the default positions of a model are 0, 1, ..., as in all layouts.
+    """Return whether the positions that a model assigns by default are 0, 1, ..., which all layouts assume.
 
-    RoBERTa and related models begin after the id of their padding token.
+    In RoBERTa and related models, the first position is the id of the padding token plus one.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped, in evaluation mode.
-        device: of its weights.
+        device: device of its weights.
     """
     ids = arbitrary_ids(1, _PROMPT + _RESPONSE, model.config.get_text_config().vocab_size, device)
     positions = torch.arange(ids.shape[1], device=device)[None]

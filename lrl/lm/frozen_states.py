@@ -1,10 +1,10 @@
 """A cache of hidden states below the lowest adapter, which do not change in training.
 
-These layers compute the same function for the policy, the reference and the critic. Their output is computed once per
-prompt and once per response, in batches of a fixed shape, so that it depends on the text alone: gradients are
-bit-identical whether states were cached, evicted or recomputed, after a resume, in another minibatch, or with other
-padding. A forward pass then starts above these layers (:class:`lrl.lm.layouts.Lower`). If a prompt recurs with another
-response, its keys and values are cached as well, in at most half of the memory.
+The layers below the lowest adapter compute the same function for the policy, the reference and the critic. Their output
+is computed once per prompt and once per response. Batches have fixed shapes, so that the output depends only on the
+text. Gradients are therefore bit-identical whether states are cached or computed again, for example after an eviction
+or a resume, or in another minibatch. A forward pass then starts above these layers (:class:`lrl.lm.layouts.Lower`). If
+a prompt recurs with another response, its keys and values are cached as well, in at most half of the memory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from lrl.lm.forward import (
 from lrl.lm.layouts import Candidates, Layout, Lower, Turns, additive_mask, in_subtree, lay_out
 
 PIECE = 64
-"""Tokens of a piece of a prompt with history."""
+"""Number of tokens of a piece of a prompt, for prompts with history."""
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
-"""Keys and values per layer: ``(head, token, size)`` of a text, ``(row, head, column, size)`` of a batch."""
+"""Keys and values of each layer: ``(head, token, size)`` for a text, ``(row, head, column, size)`` for a batch."""
 _AT_ONCE = 2**13
 """Largest number of prompt tokens whose keys and values are in memory at the same time."""
 
@@ -50,23 +50,23 @@ class Continuation(NamedTuple):
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
-    """Position of each token, counted from the end of the prompt."""
+    """Position of each token, where the first token after the prompt has position 0."""
     last: tuple[int, ...]
-    """Index of the last token that attends to each."""
+    """For each token, the index of the last token that attends to it."""
 
     @classmethod
     def of(cls, ids: tuple[int, ...]) -> Continuation:
-        """Return a single text."""
+        """Return a continuation that is a single text, such as a response."""
         return cls(ids, tuple(range(len(ids))), (len(ids) - 1,) * len(ids))
 
     @classmethod
     def of_candidates(cls, candidates: Candidates) -> Continuation:
-        """Return the prefixes of candidates."""
+        """Return a continuation that contains the prefixes of all candidates."""
         parts = candidates.prefix_ids, candidates.prefix_sizes - 1, candidates.prefix_last
         return cls(*(tuple(part.tolist()) for part in parts))
 
     def attended(self, device: torch.device) -> Tensor:
-        """Return which tokens each attends to, bool ``(token, token)``."""
+        """Return for each token (row) which tokens (columns) it attends to, bool ``(token, token)``."""
         return in_subtree(torch.tensor(self.last, dtype=torch.long, device=device))
 
 
@@ -78,40 +78,41 @@ def continuations(turns: Turns) -> list[Continuation]:
 
 
 class _Key(NamedTuple):
-    """A key of the cache."""
+    """Key of the cache of states."""
 
     mark: tuple[str, str]
     """Data type and attention kernel of the computation."""
     prompt: tuple[int, ...]
+    """Token ids of the prompt, or of its beginning up to the end of a piece."""
     after: Continuation | None = None
-    """None is the prompt itself."""
+    """The continuation whose states are stored; None for those of the prompt, or of its last piece."""
 
 
 @final
 class LowerLayers:
-    """Computes and caches the input of the lowest layer with an adapter, without dropout.
+    """Computes and caches the hidden states that the lowest layer with an adapter reads, without dropout.
 
     Args:
         model: a Hugging Face causal LM with adapters.
         depth: number of layers below the lowest adapter.
-        max_bytes: size of the cache.
+        max_bytes: maximum size of the cache in bytes.
     """
 
     def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
         self.model, self.depth, self.max_bytes = model, depth, max_bytes
         self.block: int | None = None
-        """Number of tokens of a piece, by which prompts that continue other prompts are computed and cached; None
-        computes each prompt as a whole."""
+        """Number of tokens of a piece. Prompts are computed and cached by piece, so that prompts that continue other
+        prompts reuse their pieces; None computes each prompt as a whole."""
         self.max_positions = max_positions(model)
         self.computed_tokens = 0
-        """Number of tokens computed so far, for tests and benchmarks."""
+        """Number of tokens that have been computed, for tests and benchmarks."""
         self.random_in_training = has_dropout(model, depth)
-        """Whether the lower layers apply dropout in training mode, so that states cannot be cached there."""
+        """Whether the lower layers apply dropout in training mode, in which states then cannot be cached."""
         self._kept = LRUCache[Tensor](max_bytes)
         self._prompts = LRUCache[KeysAndValues](max_bytes // 2)
         self._weights: tuple[Any, ...] = ()
         self._place_matters: dict[tuple[Any, ...], bool] = {}
-        """By dtype, kernel and shape of the batch."""
+        """Results of :meth:`place_matters`, by data type, attention kernel and shape."""
 
     @property
     def _mark(self) -> tuple[str, str]:
@@ -122,12 +123,12 @@ class LowerLayers:
         return bare(self.model).get_input_embeddings().weight
 
     def fill(self, layout: Layout, turns: Turns, candidates: Candidates | None = None) -> Layout:
-        """Return a layout with the states of its columns, so that :func:`lrl.lm.forward.logits_of` starts there.
+        """Return a layout with the hidden states of its columns, from which :func:`lrl.lm.forward.logits_of` starts.
 
         Args:
             layout: the position of each turn's tokens.
             turns: the turns.
-            candidates: texts whose prefixes follow each prompt, in place of responses.
+            candidates: candidates that follow each prompt instead of a response; None if there are responses.
         """
         used, turn = torch.unique(torch.where(layout.turn < 0, layout.turn.max(), layout.turn), return_inverse=True)
         turns = Turns(*(part[used] for part in turns))
@@ -153,15 +154,16 @@ class LowerLayers:
     def states(
         self, prompts: Sequence[tuple[int, ...]], after: Sequence[Continuation]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states of prompts and of what follows them, cached or computed.
+        """Return the states of prompts and continuations, from the cache or computed.
 
         Args:
-            prompts: token ids of each turn's prompt.
-            after: what follows the prompt of each turn.
+            prompts: token ids of the prompt of each turn.
+            after: continuation of the prompt of each turn.
 
         Returns:
-            All states ``(token, hidden)``, of which the first is 0; the index of the first state of each piece of each
-            turn's prompt, int64 ``(turn, piece)``; and that of what follows the prompt, int64 ``(turn,)``.
+            All states, ``(token, hidden)``, where the first one is 0 and stands for padding; for each piece of each
+            prompt, the index of its first state, int64 ``(turn, piece)``; and the index of the first state of each
+            continuation, int64 ``(turn,)``.
         """
         self._drop_if_weights_changed()
         block, keys, found = self._block(prompts), list[list[_Key]](), dict[_Key, Tensor]()
@@ -191,16 +193,18 @@ class LowerLayers:
         return joined, torch.tensor(pieces, device=some.device), torch.tensor(rest, device=some.device)
 
     def _pieces(self, prompt: tuple[int, ...], block: int) -> list[_Key]:
-        """Return the keys of the pieces of a prompt: each is named by the prompt up to its end."""
+        """Return the keys of the pieces of a prompt; a key contains all tokens up to the end of the piece."""
         return [_Key(self._mark, prompt[: start + block]) for start in range(0, len(prompt), block)]
 
     def read(self, ids: Tensor) -> tuple[Tensor, KeysAndValues]:
         """Return the states ``(row, column, hidden)`` of texts, and their keys and values.
 
         Args:
-            ids: int64 ``(row, column)``, padded on the right.
+            ids: token ids, int64 ``(row, column)``, padded on the right.
         """
-        cache: Any = DynamicCache(config=bare(self.model).config)  # always, so that the same kernels run
+        cache: Any = DynamicCache(
+            config=bare(self.model).config
+        )  # also if it is not needed, so that the same kernels run
         positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         states = self._run(ids, positions, None, cache)
         return states, [(layer.keys, layer.values) for layer in cache.layers[: self.depth]]
@@ -208,13 +212,13 @@ class LowerLayers:
     def read_after(
         self, past: Sequence[tuple[Tensor, Tensor]], ids: Tensor, positions: Tensor, seen: Tensor
     ) -> tuple[Tensor, KeysAndValues]:
-        """Return the states ``(row, column, hidden)`` of what follows other tokens, and its keys and values.
+        """Return the states ``(row, column, hidden)`` of texts that follow other tokens, and their keys and values.
 
         Args:
-            past: keys and values of the tokens before, padded on the right.
-            ids: int64 ``(row, column)``, padded on the right.
-            positions: int64 ``(row, column)``.
-            seen: bool ``(row, column, column before or own column)``: what each token attends to.
+            past: keys and values of the tokens before the texts, padded on the right.
+            ids: token ids of the texts, int64 ``(row, column)``, padded on the right.
+            positions: position of each token, int64 ``(row, column)``.
+            seen: which earlier and own columns each token attends to, bool ``(row, column, past + column)``.
         """
         cache = DynamicCache(config=bare(self.model).config)
         for layer, (keys, values) in enumerate(past):
@@ -224,7 +228,7 @@ class LowerLayers:
         return states, [(layer.keys[:, :, -ids.shape[1] :], layer.values[:, :, -ids.shape[1] :]) for layer in layers]
 
     def place_matters(self, shape: Shape) -> bool:
-        """Return whether the place of a text in a batch of this shape changes its states in any bit."""
+        """Return whether the row of a text in a batch of this shape changes its states in any bit."""
         rows, width, before = shape
         (vocabulary, _), device = self._words.shape, self._words.device
         ids = arbitrary_ids(rows, width, vocabulary, device)
@@ -254,12 +258,12 @@ class LowerLayers:
         return found[0]
 
     def _compute(self, missing: dict[tuple[int, ...], list[_Key]], block: int, found: dict[_Key, Tensor]) -> None:
-        """Compute the missing states of prompts, piece by piece, and of what follows them.
+        """Compute the missing states of prompts, piece by piece, and of their continuations.
 
         Args:
-            missing: prompts of which some states are missing, with the keys of what follows each.
-            block: the length of a piece.
-            found: states by key, to which these are added.
+            missing: prompts with missing states, each with the keys of its continuations.
+            block: number of tokens of a piece.
+            found: states by key, to which the computed states are added.
         """
         past: dict[tuple[int, ...], KeysAndValues] = {}
         longest = max(map(len, missing))
@@ -281,7 +285,7 @@ class LowerLayers:
                 key = _Key(self._mark, part)
                 if part in continued and part not in past:
                     past[part] = own
-                    if key in found:  # the prompt came back with another response
+                    if key in found:  # the prompt occurs again, with another response
                         self._prompts.put(key, own, sum(k.nbytes + v.nbytes for k, v in own))
                 found.setdefault(key, states)
         after = {key: None for keys in missing.values() for key in keys if key not in found}
@@ -292,7 +296,7 @@ class LowerLayers:
 
     @staticmethod
     def _past(past: dict[tuple[int, ...], KeysAndValues], prompt: tuple[int, ...], block: int) -> KeysAndValues:
-        """Return the keys and values of a prompt from those of its pieces; empty if the prompt is."""
+        """Return the keys and values of a prompt, joined from those of its pieces; empty for an empty prompt."""
         pieces = [past[prompt[: start + block]] for start in range(0, len(prompt), block)]
         if len(pieces) < 2:
             return pieces[0] if pieces else []
@@ -309,10 +313,10 @@ class LowerLayers:
         """Return the states ``(token, hidden)`` of texts, and the keys and values of those that are continued.
 
         Args:
-            texts: what follows other tokens.
-            past: keys and values of the tokens before each; empty if there are none.
-            lengths: the number of tokens before each.
-            continued: whether the keys and values of each are needed.
+            texts: texts that may follow other tokens.
+            past: keys and values of the tokens before each text; empty if there are none.
+            lengths: number of tokens before each text.
+            continued: for each text, whether its keys and values are needed.
         """
         sizes, device = [len(text.ids) for text in texts], self._words.device
         attended = cache(partial(Continuation.attended, device=device))
@@ -344,18 +348,18 @@ class LowerLayers:
         return [found[n] for n in range(len(texts))]
 
     def _limit(self, lengths: Sequence[int]) -> int | None:
-        """Return the largest number of columns that padding may reach, for texts that begin a prompt."""
+        """Return the maximum width of a padded text; None if there are tokens before the texts."""
         return self.max_positions if not any(lengths) else None
 
     def _are_alone(self, shape: Shape) -> bool:
-        """Return whether texts that could be computed in batches of a shape are computed alone."""
+        """Return :meth:`place_matters` for a shape, computed once: texts of such a shape are computed alone."""
         key = (*self._mark, shape)
         if key not in self._place_matters:
             self._place_matters[key] = self.place_matters(shape)
         return self._place_matters[key]
 
     def _drop_if_weights_changed(self) -> None:
-        """Clear the cache if a lower weight has changed, by ``init_from``, a checkpoint or another device."""
+        """Clear the cache if weights of the lower layers were replaced, for example by a checkpoint."""
         weights = tuple((id(part), part.data_ptr(), part._version) for part in lower_parameters(self.model, self.depth))
         if weights != self._weights:
             self.forget()
@@ -369,7 +373,7 @@ class LowerLayers:
 
 
 def _divided(prompts: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Yield prompts that are computed together: in lexicographic order, so that they have pieces in common."""
+    """Divide prompts among groups that are computed together, sorted so that common pieces are in the same group."""
     part, tokens = list[tuple[int, ...]](), 0
     for prompt in sorted(prompts):
         if part and tokens + len(prompt) > _AT_ONCE:
@@ -385,9 +389,9 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
     """Return the cache of states below the lowest adapter; None, with a warning, if they cannot be cached.
 
     Args:
-        model: with adapters, in evaluation mode.
-        size: of the cache, in MiB.
-        attention: the kind of its attention.
+        model: a Hugging Face causal LM with adapters, in evaluation mode.
+        size: maximum size of the cache in MiB.
+        attention: kind of attention of the model.
     """
     depth = frozen_depth(model)
     if depth == 0:
@@ -408,7 +412,7 @@ def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | N
 
 @torch.no_grad()
 def _can_be_left_out(model: Any, depth: int) -> bool:
-    """Return whether a pass that starts above the lower layers equals a whole pass, on arbitrary tokens."""
+    """Return whether a forward pass that starts above the lower layers gives the same logits as a complete one."""
     device = bare(model).get_input_embeddings().weight.device
     ids = arbitrary_ids(1, 8, model.config.get_text_config().vocab_size, device)
     seen = torch.ones_like(ids, dtype=torch.bool)
@@ -418,5 +422,10 @@ def _can_be_left_out(model: Any, depth: int) -> bool:
         plain = logits_of(model, layout)
         filled = LowerLayers(model, depth, 0).fill(layout, turns)
         return agrees(logits_of(model, filled), plain, is_halved(model))
-    except (TypeError, IndexError, AttributeError, RuntimeError):  # layers with other inputs or outputs
+    except (
+        TypeError,
+        IndexError,
+        AttributeError,
+        RuntimeError,
+    ):  # the layers have other inputs or outputs than expected
         return False

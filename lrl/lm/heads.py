@@ -1,4 +1,4 @@
-"""Small networks: multilayer perceptrons, running normalisation, action heads, and the value head."""
+"""Small networks: multilayer perceptrons, running statistics, action heads, and value heads."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from lrl.ranges import PositiveFloat, check_fields
 from lrl.types import Inputs, RandomKeys, SamplingConfig
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
+"""Activations by the name that configurations use."""
 
 
 def mlp(
@@ -38,7 +39,7 @@ def mlp(
     Args:
         sizes: sizes of the input, the hidden layers and the output.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        output_gain: gain of the last layer's weights; the others have the gain of the activation.
+        output_gain: gain of the weights of the last layer; other layers have the gain of the activation.
         batch_norm: whether there is batch normalisation between each hidden layer and its activation.
         dropout: probability of dropout after each activation.
 
@@ -52,7 +53,9 @@ def mlp(
     for index, (size_in, size_out) in enumerate(pairwise(sizes)):
         last = index == len(sizes) - 2
         layer = nn.Linear(size_in, size_out)
-        weight = torch.empty(size_out, size_in, dtype=torch.float32)  # orthogonal: 16 bits have no factorisation
+        weight = torch.empty(
+            size_out, size_in, dtype=torch.float32
+        )  # float32, because the factorisation does not support 16 bits
         with torch.no_grad():
             layer.weight.copy_(nn.init.orthogonal_(weight, output_gain if last else gain))
         nn.init.zeros_(layer.bias)
@@ -65,7 +68,7 @@ def mlp(
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Convert a tensor of any shape to float32 if it is in half precision."""
+    """Convert a tensor of any shape to float32 if it has 16 bits."""
     return tensor.float() if tensor.dtype in HALVED else tensor
 
 
@@ -77,7 +80,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 @contextmanager
 def seeded_init(seed: int | None) -> Iterator[None]:
-    """Initialise the weights created in a ``with`` block from their own seed; None uses the run's random state."""
+    """Seed the initial weights that are created in a ``with`` block; None uses the random state of the run."""
     if seed is None:
         yield
         return
@@ -87,21 +90,24 @@ def seeded_init(seed: int | None) -> Iterator[None]:
 
 
 class RunningStatistics(nn.Module, ABC):
-    """Normalises vectors by the mean and spread of all vectors so far; saved with the policy.
+    """Abstract base class of modules that normalise vectors by running statistics, which checkpoints contain.
 
-    New vectors take effect at the next :meth:`settle`, so that the statistics do not change during a collection and its
-    updates.
+    The statistics are those of all vectors of earlier collections. Vectors that are added by :meth:`learn` are used
+    after the next :meth:`settle`, so that the statistics do not change during a collection and its updates.
 
     Args:
         size: length of the vectors.
-        clip: largest absolute value of the result.
+        clip: largest absolute value of a component of the result.
     """
 
     reads: ClassVar[str]
-    """Name of the turns' input that holds the vectors."""
+    """Name of the entry of ``TurnBatch.inputs`` that contains the vectors."""
     counting: Tensor
+    """The statistics that :meth:`forward` uses: rows are the number of vectors, their mean, and their spread."""
     learned: Tensor
+    """The statistics including the last collection, in the same format."""
     learned_in: Tensor
+    """Index of the last collection that was added; -1 if there is none."""
 
     def __init__(self, size: int, clip: float = 10.0) -> None:
         super().__init__()
@@ -113,19 +119,26 @@ class RunningStatistics(nn.Module, ABC):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no vectors have taken effect yet."""
+        """Return whether the statistics that are used contain no vectors."""
         return bool(self.counting[0, 0] == 0)
 
     @abstractmethod
     def spread(self, deviations: Tensor) -> Tensor:
-        """Return the sum of squares or products of deviations from the mean ``(row, size)``, as ``(some, size)``."""
+        """Return the sum over rows of squares or products of deviations from the mean.
+
+        Args:
+            deviations: vectors minus their mean, ``(row, size)``.
+
+        Returns:
+            ``(1, size)`` for squares, ``(size, size)`` for products.
+        """
 
     @abstractmethod
     def forward(self, vectors: Tensor) -> Tensor:
         """Normalise vectors ``(row, size)``; return them unchanged before the first :meth:`settle`."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device, but never convert to 16 bits, where counts above 1,000 would stop growing."""
+        """Move the statistics to another device without casting: in 16 bits, large counts would stop increasing."""
         kept = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, buffer in kept.items():
@@ -134,12 +147,14 @@ class RunningStatistics(nn.Module, ABC):
 
     @torch.no_grad()
     def learn(self, vectors: Tensor, collection: int, reduce: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Update the statistics with a collection (Chan et al., 1979); idempotent.
+        """Add the vectors of a collection to the statistics (Chan et al., 1979).
+
+        A second call for the same collection changes nothing.
 
         Args:
-            vectors: of this rank, ``(row, size)``.
+            vectors: vectors of this rank, ``(row, size)``.
             collection: index of the collection.
-            reduce: sums a tensor over ranks; None for a single process.
+            reduce: sums a tensor over ranks; None if there is one rank.
         """
         reduce = reduce or (lambda tensor: tensor)
         vectors = vectors.to(self.counting)
@@ -156,13 +171,16 @@ class RunningStatistics(nn.Module, ABC):
 
     @torch.no_grad()
     def settle(self, collection: int) -> None:
-        """Apply what was learned before ``collection``; after a resume, not what was learned in it."""
+        """Use the statistics of all collections before ``collection`` from now on.
+
+        After a resume within ``collection``, the statistics that include it are not used.
+        """
         if self.learned_in < collection:
             self.counting.copy_(self.learned)
 
 
 class RunningNorm(RunningStatistics):
-    """Normalises observations: ``(x - mean) / std``, clipped."""
+    """Normalises observations: ``(x - mean) / std``, clipped to ``[-clip, clip]``."""
 
     reads = "observation"
 
@@ -185,7 +203,7 @@ class RunningNorm(RunningStatistics):
         return ((vectors - mean) / std).clamp(-self.clip, self.clip).to(vectors.dtype)
 
     def settle(self, collection: int) -> None:
-        """Apply what was learned before ``collection``."""
+        """Use the statistics of all collections before ``collection`` from now on."""
         super().settle(collection)
         self._moments = None
 
@@ -199,16 +217,17 @@ class RunningNorm(RunningStatistics):
 
 
 class RunningWhitening(RunningStatistics):
-    """Whitens hidden states: ``(x - mean) C^-1/2`` with the covariance C, clipped.
+    """Whitens hidden states: ``(x - mean) C^-1/2`` with the covariance C, clipped to ``[-clip, clip]``.
 
-    The states of language models have most of their variance in a few directions (arXiv:2103.15316 whitens sentence
-    embeddings), so that a network on top of them hardly uses the others. The symmetric root changes least when C
-    changes.
+    The hidden states of language models have most of their variance in a few directions, and a network that reads them
+    hardly uses the others. arXiv:2103.15316 whitens sentence embeddings for this reason. Among all roots of C, the
+    symmetric one changes least when C changes.
 
     Args:
         size: length of the vectors.
-        clip: largest absolute value of the result.
-        floor: smaller standard deviations are replaced by this share of the largest one.
+        clip: largest absolute value of a component of the result.
+        floor: smallest standard deviation of a principal component, as a share of the largest one; smaller ones are
+            replaced by it.
     """
 
     reads = "states"
@@ -232,7 +251,7 @@ class RunningWhitening(RunningStatistics):
 
     @torch.no_grad()
     def settle(self, collection: int) -> None:
-        """Apply what was learned before ``collection``, and compute the root."""
+        """Use the statistics of all collections before ``collection`` from now on, and compute ``C^-1/2``."""
         super().settle(collection)
         count = self.counting[0, 0]
         if count < 2:
@@ -243,18 +262,16 @@ class RunningWhitening(RunningStatistics):
         self.matrix.copy_((directions * stretch) @ directions.T)
 
 
-# Heads of policies that act natively.
-
 _TINY = 2.0**-54
-"""Half the spacing of the uniform numbers; avoids the normal quantile of 0, which is infinite."""
+"""Half the spacing of the uniform numbers. It is added to them, because the normal quantile of 0 is infinite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObservationCriticConfig:
-    """A value network on the observation's numbers, which shares nothing with the actor."""
+    """Configures a value network on the numbers of an observation, which shares no weights with the actor."""
 
     hidden_sizes: Sequence[int] = (64, 64)
-    """Sizes of its hidden layers; their activation is that of the head."""
+    """Sizes of the hidden layers; their activation is that of the head."""
     normalise_observations: bool = True
     """Whether observations are normalised by running mean and standard deviation."""
     observation_clip: PositiveFloat = 5.0
@@ -267,10 +284,12 @@ class ObservationCriticConfig:
 
 
 class ActionHead(nn.Module):
-    """A softmax over a Discrete space, or for a Box a Gaussian whose standard deviation does not depend on the state.
+    """Action distribution: a softmax for a Discrete space, a Gaussian for a Box.
+
+    The standard deviation of the Gaussian is a parameter that does not depend on the state.
 
     Args:
-        space: Discrete or Box; samples are clipped to a Box before the environment sees them.
+        space: a Discrete space or a Box. Native actions are clipped to the bounds of a Box.
         initial_log_std: initial logarithm of the Gaussian's standard deviation.
     """
 
@@ -280,7 +299,7 @@ class ActionHead(nn.Module):
         self.space: Any = space
         self.is_box = isinstance(space, spaces.Box)
         self.size = int(np.prod(space.shape or ())) if isinstance(space, spaces.Box) else int(space.n)
-        """Number of outputs of the network."""
+        """Number of outputs that the network must have."""
         self.log_std = nn.Parameter(torch.full((self.size,), initial_log_std)) if self.is_box else None
 
     def distribution(self, outputs: Tensor) -> Distribution:
@@ -298,13 +317,13 @@ class ActionHead(nn.Module):
         return distribution.logprobs(actions[:, None])
 
     def encode(self, actions: Sequence[Any]) -> dict[str, Tensor]:
-        """Return demonstrated native actions as inputs of a turn, which :meth:`logprobs_of` reads.
+        """Return demonstrated native actions as inputs of turns, which :meth:`logprobs_of` uses.
 
         Args:
-            actions: as an environment received them: of a Box clipped.
+            actions: native actions as the environment received them, which for a Box are clipped.
 
         Returns:
-            ``action``, int64 ``(turn,)``, or for a Box ``clipped_action`` ``(turn, dimension)``, never in 16 bits.
+            ``action``, int64 ``(turn,)``; for a Box ``clipped_action``, ``(turn, dimension)`` in at least float32.
         """
         if self.log_std is None:
             return {"action": torch.as_tensor(np.asarray(actions, dtype=np.int64) - int(self.space.start))}
@@ -312,10 +331,14 @@ class ActionHead(nn.Module):
         return {"clipped_action": torch.as_tensor(rows, dtype=at_least_float32(self.log_std).dtype)}
 
     def logprobs_of(self, distribution: Distribution, inputs: Inputs) -> Tensor:
-        """Return the log-probabilities ``(turn, 1)`` of the actions of some turns, sampled or demonstrated.
+        """Return the log-probabilities ``(turn, 1)`` of sampled or demonstrated actions.
 
-        For a sampled action of a Box this is the density before clipping. Of a demonstrated action only the clipped
-        value is known, see :meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`.
+        For a sampled action in a Box, this is the log-density of the action before clipping. Of a demonstrated action,
+        only the clipped value is known (see :meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`).
+
+        Args:
+            distribution: one distribution per turn.
+            inputs: inputs of the turns.
         """
         if "clipped_action" not in inputs:
             return self.logprobs(distribution, inputs["action"])
@@ -329,12 +352,12 @@ class ActionHead(nn.Module):
 
         Args:
             outputs: logits or means, ``(row, size)``.
-            keys: the counters from which random numbers follow.
-            sampling: the temperature.
+            keys: counters that determine the random numbers.
+            sampling: sampling settings.
 
         Returns:
-            The native actions ``(row, ...)``; the actions as sampled, ``(row,)`` or ``(row, dimension)``; their
-            log-probabilities ``(row, 1)``.
+            The native actions ``(row, ...)``; the sampled actions before clipping and rounding, ``(row,)`` or
+            ``(row, dimension)``; and their log-probabilities ``(row, 1)``.
         """
         if self.log_std is None:
             choices = sampling_logprobs(outputs, sampling)
@@ -345,7 +368,9 @@ class ActionHead(nn.Module):
             actions, logprobs = outputs, torch.zeros_like(outputs[:, :1])
         else:
             noise = torch.special.ndtri(token_uniforms(keys, self.size) + _TINY).to(outputs)
-            log_std = self.log_std.to(outputs)  # before exp(): the standard deviation would be rounded to 16 bits
+            log_std = self.log_std.to(
+                outputs
+            )  # cast before exp(), so that the standard deviation is not rounded to 16 bits
             actions = outputs + noise * log_std.exp() * sampling.temperature
             spread = Gaussian(outputs[:, None], log_std + float(np.log(sampling.temperature)))
             logprobs = self.logprobs(spread, actions)
@@ -356,16 +381,16 @@ class ActionHead(nn.Module):
 
 
 def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Space, numbers: bool) -> None:
-    """Check that a policy that acts natively supports the spaces.
+    """Check that a policy with native actions supports the spaces of an environment.
 
     Args:
-        policy: name of its class.
-        observation_space: of one environment.
-        action_space: of one environment.
+        policy: class name of the policy, for error messages.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
         numbers: whether observations must be numeric.
 
     Raises:
-        ValueError: If observations must be numeric and are not, or actions are neither Discrete nor a Box.
+        ValueError: If observations must be numeric and are not, or if actions are neither Discrete nor a Box.
     """
     if numbers and not is_numbers(observation_space):
         raise ValueError(
@@ -385,12 +410,18 @@ def is_numbers(space: gym.Space) -> bool:
 
 
 def vector_size(space: gym.Space) -> int:
-    """Return the length of a flattened observation; Discrete parts are one-hot."""
+    """Return the length of a flattened observation; Discrete values are one-hot vectors."""
     return int(np.prod(spaces.flatten_space(space).shape or ()))
 
 
 def vectors(space: gym.Space, observations: Sequence[Any], like: Tensor) -> Tensor:
-    """Return observations as vectors ``(row, size)`` with the dtype and device of ``like``, of any shape."""
+    """Return flattened observations, ``(row, size)``.
+
+    Args:
+        space: observation space of one environment.
+        observations: native observations, one per row.
+        like: a tensor whose data type and device the result has.
+    """
     if isinstance(space, spaces.Box):
         rows = np.asarray(observations)
     else:
@@ -398,28 +429,29 @@ def vectors(space: gym.Space, observations: Sequence[Any], like: Tensor) -> Tens
     return torch.as_tensor(rows, dtype=like.dtype, device=like.device).reshape(len(observations), -1)
 
 
-# The value head: a critic on the hidden states of a language model that it shares with the actor.
-
 VALUE_HEAD_FILE = "value_head.safetensors"
-"""Name of the file that ``lrl merge`` writes with ``value_head`` and ``init_from`` reads."""
+"""Name of the file with the weights of a value head, which ``lrl merge`` writes and ``init_from`` reads."""
 VALUE_HEAD_FOLDER = "value_head"
-"""Subfolder for that file: vLLM treats every ``*.safetensors`` next to the model as a part of it."""
+"""Subfolder of that file, because vLLM treats every ``*.safetensors`` in the folder of a model as part of the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueHeadConfig:
-    """A critic on the hidden state from which a token is predicted: it depends on all tokens before that one."""
+    """Configures a critic on the hidden states of the language model.
+
+    The value of a token is computed from the hidden state that predicts the token, and thus from all tokens before it.
+    """
 
     hidden_sizes: Sequence[int] = ()
-    """Sizes of the hidden layers, which are followed by ReLU; none is a linear head."""
+    """Sizes of the hidden layers, whose activation is ReLU; an empty list creates a linear head."""
     adapter: bool = False
-    """Whether the critic has its own adapter in the language model, with the shape of ``language_model.lora``. Values
+    """Whether the critic has its own adapter in the language model with the settings of ``language_model.lora``. Values
     then need an additional forward pass."""
     detach: bool = False
-    """Whether the gradient of the value loss stops at the head. ``trainer.gradient_clip_val`` clips one norm over
-    both."""
+    """Whether the value loss trains only the head and not the language model. ``trainer.gradient_clip_val`` limits the
+    norm of the gradients of both together."""
     init_seed: int | None = None
-    """Seed of the weights; null takes the run's seed."""
+    """Seed of the initial weights; null uses the random state of the run."""
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.hidden_sizes):
@@ -429,10 +461,10 @@ class ValueHeadConfig:
 
 
 class ValueHead(nn.Module):
-    """Computes values from hidden states, never in half precision.
+    """Computes values from hidden states, in at least float32.
 
     Args:
-        config: the shape of the head.
+        config: settings of the head.
         hidden_size: size of the hidden states.
     """
 
@@ -443,11 +475,11 @@ class ValueHead(nn.Module):
             self.layers = mlp((hidden_size, *config.hidden_sizes, 1), output_gain=0.01)
 
     def view(self, states: Tensor, mask: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return values ``(turn, token)`` as a function of indices of turns ``(turn,)``.
+        """Return a function that computes values ``(turn, token)`` for indices of turns ``(turn,)``.
 
         Args:
-            states: ``(turn, token, hidden)``, which do not change with the head.
-            mask: bool ``(turn, token)``.
+            states: hidden states, ``(turn, token, hidden)``, which do not change while the head is trained.
+            mask: true for sampled tokens, bool ``(turn, token)``.
         """
         return lambda index: self(states[index], mask[index])
 
@@ -455,8 +487,8 @@ class ValueHead(nn.Module):
         """Compute values ``(turn, token)``, 0 where masked.
 
         Args:
-            states: ``(turn, token, hidden)``.
-            mask: bool ``(turn, token)``.
+            states: hidden states, ``(turn, token, hidden)``.
+            mask: true for sampled tokens, bool ``(turn, token)``.
         """
         if self.detach:
             states = states.detach()
