@@ -1,7 +1,7 @@
 """GRPO: group relative policy optimisation (arXiv:2402.03300), with the variants that followed it.
 
-Objective, for a group of G episodes that start from the same state; means are over their turns and over the tokens t of
-a turn:
+Objective, for a group of G episodes that start from the same state, with episode i, its return R_i, and the tokens t of
+each of its turns:
 
     r_t   = pi(a_t | s_t) / pi_old(a_t | s_t)
     A_i   = (R_i - mean(R_1..R_G)) / std(R_1..R_G)
@@ -10,18 +10,18 @@ a turn:
 
 Departures from the paper:
 
-1. An episode may have many turns; every turn has the advantage of its episode's undiscounted return.
-2. ``advantage_scale: none | batch_std`` omits the division by the group's standard deviation, which gives easy and hard
-   states the same weight (Dr. GRPO, arXiv:2503.20783). Up to the constant factor ``G / (G - 1)``, the advantages with
-   ``none`` are those of RLOO (arXiv:2402.14740).
+1. An episode may have many turns. All of them have the same advantage, computed from the episode's undiscounted return.
+2. ``advantage_scale: none`` and ``batch_std`` omit the division by the group's standard deviation, which would increase
+   the weight of states where almost all episodes have the same return (Dr. GRPO, arXiv:2503.20783). With ``none``,
+   advantages are those of RLOO (arXiv:2402.14740) multiplied by the constant ``(G - 1) / G``.
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
-4. An entropy bonus, exact over the vocabulary. If all episodes of a group take the same wrong action, their advantages
-   are 0. Only the entropy bonus and the KL term, which do not depend on advantages, can then make other actions
-   probable again.
-5. ``credit`` can assign different advantages to the turns of an episode without a critic. ``turn`` compares the return
-   from turn t on with those of the group's other episodes. For turns of a group with the same observation, ``step``
-   adds a comparison between these turns (GiGPO, arXiv:2505.10978), and ``grouped_gae`` uses their mean return as the
-   value of the state (GAGPO, arXiv:2605.13217).
+4. ``ent_coef`` adds an entropy bonus, with the exact entropy over the vocabulary. If all episodes of a group take the
+   same wrong action, their advantages are 0, and only the entropy bonus and the KL term can still make other actions
+   more probable.
+5. ``credit`` can assign different advantages to the turns of an episode without a critic. ``turn`` compares the sum of
+   rewards from a turn on between the episodes of a group. ``step`` adds a comparison between turns of a group with the
+   same observation (GiGPO, arXiv:2505.10978). ``grouped_gae`` uses the mean return of such turns as the value of their
+   state (GAGPO, arXiv:2605.13217).
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
-_READ = {"episode": (), "turn": ("gamma",), "step": ("gamma",), "grouped_gae": ("gamma", "gae_lambda")}
-"""The settings that each kind of credit uses."""
+_SETTINGS_OF_KIND = {"episode": (), "turn": ("gamma",), "step": ("gamma",), "grouped_gae": ("gamma", "gae_lambda")}
+"""The settings that each kind of credit uses; a value for any other setting is an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCreditConfig:
-    """Estimator of the advantages of turns, by comparison with the other episodes of a group."""
+    """Configures how advantages are assigned to the turns of the episodes of a group."""
 
     kind: Literal["episode", "turn", "step", "grouped_gae"] = "episode"
-    """``episode``: all turns have the advantage of their episode; ``turn``: the return from a turn on is compared with
-    those of the group's turns with the same index; ``step``: the advantage of the episode, plus a comparison with the
-    group's turns that have the same observation (GiGPO); ``grouped_gae``: GAE with the mean return of these turns as
-    the value of the state (GAGPO). See :mod:`lrl.functional.groups`."""
+    """Estimator. ``episode``: all turns have the advantage of their episode. ``turn``: the return from a turn on is
+    compared between the turns of the group with the same index. ``step``: the advantage of the episode, plus a
+    comparison between the turns of the group with the same observation (GiGPO). ``grouped_gae``: GAE in which the value
+    of a state is the mean return of the turns with this observation (GAGPO). See :mod:`lrl.functional.groups`."""
     gamma: ClosedUnitInterval = 0.95
-    """Discount per turn of the returns from a turn on; returns of whole episodes are not discounted."""
+    """Discount per turn of the return from a turn on; the return of a whole episode is not discounted."""
     gae_lambda: ClosedUnitInterval = 0.95
     """GAE coefficient per turn, for ``grouped_gae``."""
 
@@ -71,21 +71,21 @@ class GroupCreditConfig:
         check_fields(self, "model.credit")
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "kind" and field.name not in _READ[self.kind] and value != field.default:
+            if field.name != "kind" and field.name not in _SETTINGS_OF_KIND[self.kind] and value != field.default:
                 raise ValueError(
-                    f"model.credit.{field.name} is {value}; it must be left out, {self.kind} credit does not read it."
+                    f"model.credit.{field.name} is {value}; it must be left out, because {self.kind} credit ignores it."
                 )
 
     def estimate(
         self, rollout: Rollout, episode_advantages: Tensor, scale: str, reduce: Reduce | None = None
     ) -> Tensor:
-        """Return the advantages of a rollout's turns, ``(time, env)``, 0 where inactive.
+        """Estimate the advantages of a rollout's turns, ``(time, env)``; 0 where inactive.
 
         Args:
             rollout: one whole episode per environment, with ``state`` if turns with equal observations are compared.
-            episode_advantages: advantages of the episodes over their groups, ``(env,)``.
-            scale: divisor of centred returns, see :func:`~lrl.functional.groups.group_advantages`.
-            reduce: sums a tensor over ranks that each hold whole groups; None for one rank.
+            episode_advantages: advantage of each episode within its group, ``(env,)``.
+            scale: divisor of the differences from the mean; see :func:`~lrl.functional.groups.group_advantages`.
+            reduce: sums a tensor over ranks, which must have whole groups; None if there is one rank.
         """
         if self.kind == "episode":
             return episode_advantages * rollout.active
@@ -98,16 +98,17 @@ class GroupCreditConfig:
 
 
 def _grouped(rollout: Rollout, state: Tensor | None) -> GroupedTurns:
+    """Return the turns of a rollout with ``state``, ``(time, env)``, which must not be None."""
     assert state is not None
     return GroupedTurns(rollout.rewards, state, rollout.group, rollout.active)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KLConfig:
-    """KL term of GRPO to the policy at the start of the run."""
+    """Configures the KL term of GRPO, whose reference is the policy at the start of the run."""
 
     coef: NonNegativeFloat = 0.0
-    """Weight; 0 keeps no reference policy."""
+    """Weight of the KL term; with 0, no reference policy is kept."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.kl")
@@ -125,8 +126,10 @@ class GRPOModule(GradientModule):
         kl: KL term to the policy at the start of this run.
         ent_coef: weight of the entropy bonus, in nats per token.
         credit: how advantages are assigned to the turns of an episode.
-        advantage_scale: divisor of centred returns: the group's or the batch's standard deviation, or none.
-        loss_normalisation: ``sequence`` (GRPO), ``token`` (DAPO) or ``constant`` (Dr. GRPO).
+        advantage_scale: what the difference of a return from the mean of its group is divided by: the standard
+            deviation of the group or of the batch, or nothing.
+        loss_normalisation: how the losses of tokens are averaged: ``sequence`` (GRPO), ``token`` (DAPO) or ``constant``
+            (Dr. GRPO); see :func:`~lrl.functional.losses.reduce_tokens`.
         target_kl: the remaining minibatches of a collection are skipped once the mean KL(old || new) of a minibatch
             exceeds this many nats; null never skips any.
         init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
@@ -154,31 +157,35 @@ class GRPOModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy at the start of the run must be kept: if the KL term has a positive weight."""
+        """Return whether the policy at the start of the run is kept as a reference: only if ``kl.coef`` is positive."""
         return self.kl.coef > 0
 
     @property
     def needs_states(self) -> bool:
-        """Return whether turns with equal observations are compared, which depends on ``credit``."""
+        """Return whether ``Rollout.state`` is needed: only if ``credit`` compares turns with the same observation."""
         return self.credit.kind in ("step", "grouped_gae")
 
     def advantages(self, rollout: Rollout) -> Credit:
-        """Assign to every token the advantage of its episode or of its turn, computed over all ranks."""
+        """Compute the advantages of turns over all ranks, and assign that of a turn to all its tokens.
+
+        Raises:
+            ValueError: If an environment has not played exactly one whole episode.
+        """
         check_episodes(rollout, "GRPO", single=True)
         returns, group = (
             cast(Tensor, self.all_gather(own)).reshape(-1) for own in (rollout.episode_returns, rollout.group)
         )
         advantages = group_advantages(returns, group, self.advantage_scale)
         start = self.global_rank * len(rollout.group)
-        own = advantages[start : start + len(rollout.group)]
-        turns = self.credit.estimate(rollout, own, self.advantage_scale, self.reduce_sum)
+        own_advantages = advantages[start : start + len(rollout.group)]
+        turns = self.credit.estimate(rollout, own_advantages, self.advantage_scale, self.reduce_sum)
         metrics = {"rollout/group_return_std": group_std(rollout.episode_returns, rollout.group)}
         if self.needs_states:
             metrics["rollout/shared_state_rate"] = shared_states(_grouped(rollout, rollout.state))
         return Credit(advantages=turns[..., None] * rollout.response_mask, metrics=metrics)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return for each token the negative clipped surrogate, plus the KL term, minus the entropy bonus."""
+        """Return the loss of each token: the KL term minus the clipped surrogate and the entropy bonus."""
         log_ratio = policy.logprobs - batch.old_logprobs
         objective = clipped_surrogate(log_ratio.exp(), batch.advantages, self.clip_low, self.clip_high)
         metrics = ratio_metrics(log_ratio, policy.entropy, batch.response_mask, (self.clip_low, self.clip_high))
@@ -187,7 +194,7 @@ class GRPOModule(GradientModule):
             kl = kl_estimate(policy.logprobs, batch.ref_logprobs)
             objective = objective - self.kl.coef * kl
             metrics["train/kl_to_reference"] = kl[batch.response_mask]
-        if self.ent_coef:  # otherwise the entropy would be differentiated without effect
+        if self.ent_coef:  # with weight 0, the backward pass of the entropy would cost time without effect
             objective = objective + self.ent_coef * policy.entropy
         return TokenLoss(loss=-objective, metrics=metrics)
 

@@ -7,41 +7,43 @@ Objective, for the tokens m of the turns t of an episode:
     L_V  = mean  1/2 max((V - R)^2, (V_old + clip(V - V_old, -clip_range_vf, clip_range_vf) - R)^2)
     loss = -J + vf_coef L_V
 
-Credit. The environment's reward for turn t is r_t. The KL penalty of a token, kl.coef log(pi_old / pi_ref), is
-subtracted from its reward r^m, or with ``turn`` credit from r_t. V_t is the value before the first token of turn t,
-V_t^m the value before its token m. G' equals G, or with ``local_penalties`` G with max(0, r_t) in place of r_t:
+Credit. r_t is the environment's reward for turn t. r^m is the reward of a token: minus its KL penalty
+kl.coef log(pi_old / pi_ref), which ``turn`` credit adds to r_t instead. V_t is the value before the first token of turn
+t, and V_t^m the value before its token m. G' equals G; with ``local_penalties``, max(0, r_t) replaces r_t in G'.
 
     turn      G_t = r_t + gamma ((1 - gae_lambda) V_{t+1} + gae_lambda G'_{t+1}),  A_t^m = G_t - V_t,  R_t^m = G_t
-    nested    G_t as above is the reward of the turn's last token; inside the turn
+    nested    G_t as above is added to the reward of the turn's last token; inside the turn
               A_t^m = d^m + token_gamma token_lambda A_t^{m+1},  d^m = r^m + token_gamma V_t^{m+1} - V_t^m,
-              no value follows the last token; R = A + V
+              the value after the last token is 0; R = A + V
     token     GAE over the sequence of all tokens of the episode, with the discounts per token inside a turn and the
               discounts per turn between turns
     bandit    as nested, but G_t is the reward of the episode's last turn (a contextual-bandit baseline)
 
-With one token per turn and no KL term, the first three are identical to the PPO of the paper.
+With one token per turn and without KL penalty, the first three are the estimator of the paper.
 
 Departures from the paper, and from RL-LLM's nested PPO:
 
-1. V_{t+1} is the value before the first token of the next turn, a position at which the critic is trained. RL-LLM read
-   it after the last token, where the critic is not trained. ``bootstrap_last`` reads it before the last token, a value
-   that depends on most of the action, as in RL-LLM.
-2. An episode that is truncated or continues in the next collection is bootstrapped with the value of the state that
-   follows. RL-LLM dropped episodes that had not ended.
-3. ``local_penalties`` (RL-LLM's max(0, r_t), which does not pass penalties on to earlier turns) is off by default: it
-   would hide every negative reward of an environment from the turns before.
+1. V_{t+1} is the value before the first token of the next turn, a position at which the critic is trained. RL-LLM uses
+   the value after the last token of that turn, where the critic is not trained. ``bootstrap_last`` uses the value
+   before the last token, which, as in RL-LLM, depends on most of the action.
+2. If an episode is truncated or continues in the next collection, the value of the next state replaces later rewards.
+   RL-LLM drops episodes that have not ended.
+3. ``local_penalties`` is off by default. It is RL-LLM's max(0, r_t), with which the negative rewards of an environment
+   do not affect the advantages of earlier turns.
 4. The ratio is clipped, or KL(pi_old || pi) is penalised (``clip_range: null``), or both (section 4 of the paper, with
    a fixed weight). The penalty is ``log(pi_old / pi)`` at the sampled tokens, whose expected gradient is that of the
-   divergence; while r is 1 it adds ``kl.old_coef`` to every advantage. The estimate ``r - 1 - log r``, which
-   ``train/approx_kl`` logs and ``target_kl`` limits, has less variance, but underestimates probability that moves to
-   tokens that are not sampled: if a share d moves to them, the divergence is about d and the estimate d^2 / 2.
-5. The weight of the KL term to the reference can follow a target (arXiv:1909.08593, section 2.2). It is multiplied by
-   an exponential, which keeps it positive, instead of the linear factor of the paper.
-6. ``critic.fit`` fits a critic with separate weights by least squares once per collection, instead of training it by
-   the value loss; ``vf_coef`` then has no effect.
+   divergence; while r is 1, its gradient is that of adding ``kl.old_coef`` to every advantage. The estimate ``r - 1 -
+   log r``, which ``train/approx_kl`` logs and ``target_kl`` limits, has less variance, but is too small if probability
+   moves to tokens that were not sampled: if a share d moves to them, the divergence is about d and the estimate d^2 /
+   2.
+5. The weight of the KL penalty to the reference can be adapted so that the divergence approaches a target
+   (arXiv:1909.08593, section 2.2). The factor of the adaptation is exponential, so that the weight stays positive,
+   instead of linear as in that paper.
+6. ``critic.fit`` fits a critic with separate weights by least squares once per collection, instead of training it with
+   the value loss. ``vf_coef`` then has no effect.
 7. ``vf_coef`` is the weight of half the squared error; 0.5 in Stable-Baselines3 corresponds to 1 here.
-8. The dropout of a value head is not applied. With dropout, the values used for credit would differ from those that
-   are trained.
+8. The value head has no dropout. With dropout, the values from which advantages are estimated would differ from the
+   values in the loss.
 """
 
 from __future__ import annotations
@@ -67,10 +69,10 @@ from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """Settings of the weights that only the critic uses."""
+    """Configures the training of the weights that only the critic uses."""
 
     fit: ValueFit | None = None
-    """Fits these weights by least squares, once per collection; null trains them by the value loss."""
+    """Fits these weights by least squares, once per collection; null trains them with the value loss."""
 
     def __post_init__(self) -> None:
         if self.fit is not None and self.fit.method != "lbfgs":
@@ -81,14 +83,16 @@ class CriticConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveKLConfig:
-    """KL penalties of PPO; the weight of that to the reference can follow a target (arXiv:1909.08593, section 2.2)."""
+    """Configures the KL penalties of PPO; the weight of the penalty to the reference can be adapted to a target."""
 
     coef: NonNegativeFloat = 0.0
-    """Weight of the penalty to the reference, with ``target`` the initial one; 0 keeps no reference policy."""
+    """Weight of the penalty to the reference, which is the initial weight if ``target`` is set. With 0, no reference
+    policy is kept."""
     target: PositiveFloat | None = None
-    """Divergence from the reference in nats per turn to which the weight adapts; null keeps the weight fixed."""
+    """Divergence from the reference in nats per turn at which the weight stays constant (arXiv:1909.08593, 2.2): a
+    larger divergence increases the weight, a smaller one decreases it. Null keeps the weight constant."""
     horizon: PositiveInt = 10_000
-    """Number of turns over which the weight adapts; a larger number changes it more slowly."""
+    """Number of turns in which the weight changes at most by a factor of ``exp(0.2)``."""
     old_coef: NonNegativeFloat = 0.0
     """Weight of KL(pi_old || pi), the divergence from the policy that sampled."""
 
@@ -100,14 +104,14 @@ class AdaptiveKLConfig:
 
 @register
 class PPOValueHeadModule(GradientModule):
-    """Trains a policy that has a critic by PPO.
+    """Trains a policy with a critic by PPO.
 
     Args:
         policy: policy to train.
         optimizer: optimiser and learning-rate schedule.
-        critic: settings of the weights that only the critic uses.
+        critic: training of the weights that only the critic uses.
         credit: estimator of advantages and its discounts.
-        kl: KL penalties to the policy at the start of this run and to the policy that sampled.
+        kl: KL penalties, to the policy at the start of this run and to the policy that sampled.
         clip_range: clips the ratio to ``[1 - clip_range, 1 + clip_range]``; null does not clip, and ``kl.old_coef``
             must then be positive.
         clip_range_vf: clips the change of each value in the value loss; null does not clip.
@@ -139,7 +143,9 @@ class PPOValueHeadModule(GradientModule):
         check_arguments(PPOValueHeadModule.__init__, locals(), "model")
         super().__init__(policy, optimizer, loss_normalisation, target_kl, init_from)
         if clip_range is None and kl.old_coef == 0:
-            raise ValueError("model.clip_range is null and model.kl.old_coef 0; one of them must limit the update.")
+            raise ValueError(
+                "model.clip_range is null and model.kl.old_coef is 0; one of them must be set, to limit the update."
+            )
         if critic.fit is not None and clip_range_vf is not None:
             raise ValueError(
                 f"model.clip_range_vf is {clip_range_vf}; it must be null, because critic.fit does not use it."
@@ -151,11 +157,11 @@ class PPOValueHeadModule(GradientModule):
 
     @property
     def needs_reference(self) -> bool:
-        """Return whether the policy at the start of the run must be kept: if the KL penalty has a positive weight."""
+        """Return whether the policy at the start of the run is kept as a reference: only if ``kl.coef`` is positive."""
         return self.kl.coef > 0
 
     def advantages(self, rollout: Rollout) -> Credit:
-        """Estimate the advantage of every token from rewards minus the KL penalty to the reference."""
+        """Estimate the advantages of tokens; the KL penalty to the reference is subtracted from their rewards."""
         token_rewards = None
         if rollout.ref_logprobs is not None:
             kl = (rollout.logprobs - rollout.ref_logprobs) * rollout.response_mask
@@ -164,13 +170,13 @@ class PPOValueHeadModule(GradientModule):
         return self.credit.estimate(rollout, token_rewards, self.reduce_sum)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return for each token the value loss minus the clipped surrogate and the entropy bonus."""
+        """Return the loss of each token: the value loss minus the surrogate, the entropy bonus and the KL penalty."""
         assert policy.values is not None
         assert batch.returns is not None
         log_ratio = policy.logprobs - batch.old_logprobs
         ratio, clip = log_ratio.exp(), None if self.clip_range is None else (self.clip_range, self.clip_range)
         objective = ratio * batch.advantages if clip is None else clipped_surrogate(ratio, batch.advantages, *clip)
-        if self.ent_coef:  # otherwise the entropy would be differentiated without effect
+        if self.ent_coef:  # with weight 0, the backward pass of the entropy would cost time without effect
             objective = objective + self.ent_coef * policy.entropy
         if self.kl.old_coef:
             objective = objective + self.kl.old_coef * log_ratio
@@ -183,7 +189,11 @@ class PPOValueHeadModule(GradientModule):
     # -- the weight of the KL penalty, and the critic's own weights -------------------------------------------------
 
     def _adapt_kl_coef(self, kl: Tensor) -> None:
-        """Log the divergence from the reference, ``(turn,)``, and compute the next weight of its penalty from it."""
+        """Log the divergence from the reference, and compute the weight of its penalty in the next collection.
+
+        Args:
+            kl: estimated divergence of each turn in nats, ``(turn,)``.
+        """
         self.record("train/kl_to_reference", kl)
         self.record("train/kl_coef", kl.new_tensor([self.kl_coef]))
         if self.kl.target is not None:
@@ -192,7 +202,7 @@ class PPOValueHeadModule(GradientModule):
             self._next_kl_coef = self.kl_coef * math.exp(error * turns / self.kl.horizon)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Switch to the next weight of the KL penalty, after the advantages of the collection were estimated."""
+        """Use the next weight of the KL penalty, because the advantages of the collection have been estimated."""
         super().on_train_batch_start(batch, batch_idx)
         self.kl_coef = self._next_kl_coef
 
@@ -221,12 +231,12 @@ class PPOValueHeadModule(GradientModule):
             check_separate_critic(self.policy, "model.critic.fit")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the weight of the KL penalty."""
+        """Add the current and the next weight of the KL penalty."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"]["kl_coefs"] = [self.kl_coef, self._next_kl_coef]
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the weight of the KL penalty, if it is adaptive."""
+        """Restore the weights of the KL penalty if they are adapted to a target."""
         super().on_load_checkpoint(checkpoint)
         if self.kl.target is not None:
             self.kl_coef, self._next_kl_coef = checkpoint["lrl"].get("kl_coefs", [self.kl_coef, self._next_kl_coef])

@@ -3,20 +3,20 @@
 Objective, for the tokens m of the turns t of an episode:
 
     r_m   = pi(a_m | s_m) / pi_old(a_m | s_m)
-    A_m   = sum of the rewards from token m to the end of the episode: each token has the reward
-            -kl_coef log(pi_old / pi_ref), the last token of a turn also the environment's reward
+    A_m   = sum of the rewards from token m to the end of the episode. The reward of a token is
+            -kl_coef log(pi_old / pi_ref), plus the environment's reward if it is the last token of its turn
     A_m  <- (A_m - mean) / std, over the tokens of all episodes of the collection
     J     = mean_m  min(r_m A_m, clip(r_m, 1 - clip_low, 1 + clip_high) A_m)
 
 Departures from the paper:
 
 1. An episode may have many turns.
-2. ``group_baseline`` subtracts the mean return of an episode's group before the normalisation, as the paper's variant
-   with baseline does. In contrast to that variant, the KL term remains part of the rewards.
+2. ``group_baseline`` subtracts the mean return of an episode's group before the normalisation, as in the paper's
+   variant with baseline. Unlike in that variant, the KL penalty remains part of the rewards.
 3. ``clip_range_high`` clips asymmetrically (DAPO, arXiv:2503.14476).
 4. If the environment or ``data.max_turns`` truncates an episode, A_m contains only the rewards up to the truncation,
-   because there is no critic that estimates the later ones. Episodes that continue in the next collection
-   (``data.num_steps``) are an error.
+   because there is no critic that estimates later rewards. Episodes that continue in the next collection
+   (``data.num_steps``) raise an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class REINFORCEPlusPlusModule(GradientModule):
         optimizer: optimiser and learning-rate schedule.
         clip_range: clips the ratio at ``1 - clip_range``, and at ``1 + clip_range`` unless ``clip_range_high`` is set.
         clip_range_high: clips the ratio at ``1 + clip_range_high``; null uses ``clip_range``.
-        kl_coef: weight of the KL penalty to the policy at the start of this run; 0 keeps no reference policy.
+        kl_coef: weight of the KL penalty to the policy at the start of this run. With 0, no reference policy is kept.
         group_baseline: whether to subtract the mean return of an episode's group.
         target_kl: the remaining minibatches of a collection are skipped once the mean KL(old || new) of a minibatch
             exceeds this many nats; null never skips any.
@@ -75,8 +75,8 @@ class REINFORCEPlusPlusModule(GradientModule):
         """Sum the rewards from each token to the end of its episode, and normalise the sums over the collection.
 
         Raises:
-            ValueError: If an episode continues in the next collection, or if ``group_baseline`` is true and a group has
-                only one episode.
+            ValueError: If an episode has not ended, or if ``group_baseline`` is true and an environment has played
+                several episodes or a group has only one episode.
         """
         check_episodes(rollout, "REINFORCE++", single=self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)

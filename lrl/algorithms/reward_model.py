@@ -1,10 +1,11 @@
-"""Reward model: regression of an environment's rewards on states and actions of a data set.
+"""Reward model: an ensemble of networks that predicts the rewards of an environment from states and actions.
 
-Objective, over the transitions (s, a, r) of the training episodes and the members k, with z-scores z(r):
+Objective, for the transitions (s, a, r) of the training episodes, where f_k is the prediction of member k and z(r) is
+the reward scaled to mean 0 and standard deviation 1 (z-score):
 
     J = - sum_k  mean_(s, a, r)  (f_k(s, a) - z(r))^2
 
-The prediction is the mean over members, in the unit of the rewards. ``LearnedReward`` uses it as a reward function.
+The predicted reward is the mean over members, scaled back. ``LearnedReward`` uses it as a reward function.
 
 Departures from the original (RLFT4RL's ``reward_models.py``: MLP 256-256, batch normalisation, ReLU, dropout 0.1,
 z-scores of inputs and rewards, Adam 1e-3, weight decay 1e-4, batches of 2048, at most 300 epochs, patience 10):
@@ -12,11 +13,11 @@ z-scores of inputs and rewards, Adam 1e-3, weight decay 1e-4, batches of 2048, a
 1. Whole episodes are held out instead of single steps. Besides the validation split, which early stopping uses, a test
    split measures the error.
 2. The weights of the epoch with the lowest ``val/loss`` are kept as ``best.ckpt``, which ``LearnedReward`` prefers.
-3. Ensembles: members differ in their initial weights and use the same batches. Their losses are added, so that each
-   member is trained as if it were alone.
+3. Ensembles: members differ in their initial weights and use the same batches. Their losses are added, which trains
+   each member independently of the others.
 4. Initial weights are orthogonal (:func:`lrl.lm.heads.mlp`).
 5. Dropout masks depend on the run's seed and the index of the batch, so that a resumed run uses the same masks.
-6. The default optimiser is AdamW; ``half_cheetah/reward_model.yaml`` uses the original's Adam.
+6. The default optimiser is AdamW; ``half_cheetah/reward_model.yaml`` selects Adam, as in the original.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from lrl.training.metrics import MetricMeans
 from lrl.training.module import RunModule
 from lrl.training.optimizer import OptimizerConfig
 
-_CHUNK = 2**14
-"""Held-out rows that are evaluated at a time."""
+_ROWS_PER_PASS = 2**14
+"""Maximum number of held-out rows in one forward pass."""
 
 
 @register
@@ -54,7 +55,7 @@ class RewardModelModule(RunModule):
 
     run_data: TransitionsDataModule | None
     model: RewardModel
-    """The network or ensemble, made by :meth:`configure_model`."""
+    """The network or ensemble, created by :meth:`configure_model`."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class RewardModelModule(RunModule):
         self._configured = False
 
     def loss(self, scores: Tensor, rewards: Tensor) -> Tensor:
-        """Return the squared error of each prediction in z-scores, ``(member, row)``.
+        """Return the squared error of each prediction, in squared z-scores, ``(member, row)``.
 
         Args:
             scores: predictions as z-scores, ``(member, row)``.
@@ -81,7 +82,7 @@ class RewardModelModule(RunModule):
         return (scores - self.model.rewards(rewards)).square()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the loss of a batch, ``()``: the sum over members of their mean squared errors."""
+        """Return the loss of a batch, ``()``: the sum of the mean squared errors of all members."""
         inputs, rewards = batch
         with seeded(int(seeds("dropout", self.run_seed, self.current_epoch, batch_idx, self.global_rank)), self.device):
             errors = self.loss(self.model(inputs), rewards)
@@ -89,16 +90,17 @@ class RewardModelModule(RunModule):
         return errors.mean(1).sum()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Publish ``val/loss``, ``val/r2`` and for an ensemble ``val/disagreement``."""
+        """Log ``val/loss``, ``val/r2`` and, for an ensemble, ``val/disagreement`` (standard deviation over members)."""
         self._evaluate(batch, "val", "validation")
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Publish the same metrics as ``test/...`` for episodes that early stopping does not use."""
+        """Log the same metrics as ``test/...``, for episodes that are not used for early stopping."""
         self._evaluate(batch, "test", "test")
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], group: str, split: Split) -> None:
+        """Log the metrics of a split with the prefix ``group``, and print them unless this is a training run."""
         means = MetricMeans()
-        for inputs, rewards in zip(*(tensor.split(_CHUNK) for tensor in batch), strict=True):
+        for inputs, rewards in zip(*(tensor.split(_ROWS_PER_PASS) for tensor in batch), strict=True):
             scores, targets = self.model(inputs), self.model.rewards(rewards)
             means.record("loss", self.loss(scores, rewards))
             means.record("error", (scores.mean(0) - targets).square())
@@ -135,7 +137,7 @@ class RewardModelModule(RunModule):
         self.run_data = data
 
     def configure_model(self) -> None:
-        """Initialise the weights and take the statistics of the training data; a second call does nothing."""
+        """Initialise the weights and compute the statistics of the training data; further calls do nothing."""
         if self._configured:
             return
         self._configured, data = True, self._data
@@ -145,12 +147,12 @@ class RewardModelModule(RunModule):
         self.model.fit_statistics(*data.rows("train"))
 
     def configure_optimizers(self) -> Any:
-        """Return the optimiser and its schedule by optimiser step."""
+        """Return the optimiser and its learning-rate schedule per optimiser step."""
         groups = [{"params": list(self.parameters())}]
         return self.optimizer.make(groups, self.trainer.estimated_stepping_batches, fused=False)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Advance the clocks (optimiser steps and minutes)."""
+        """Advance the counters of the data module."""
         super().on_train_batch_start(batch, batch_idx)
         self._data.tick(batch_idx)
 
@@ -160,10 +162,10 @@ class RewardModelModule(RunModule):
         checkpoint["lrl"]["reward_model"] = self.model.about
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that a checkpoint fits.
+        """Check that a checkpoint has a reward model with the same spaces and settings.
 
         Raises:
-            ValueError: If the checkpoint contains no reward model, or one with other spaces or sizes.
+            ValueError: If the checkpoint contains no reward model, or one with other spaces or settings.
         """
         saved = checkpoint.get("lrl", {}).get("reward_model")
         if saved is None:

@@ -1,24 +1,25 @@
-"""SFT: supervised fine-tuning, behaviour cloning of demonstrations.
+"""SFT: supervised fine-tuning on demonstrations, also called behaviour cloning.
 
-Objective, over the tokens t of all demonstrated turns of an optimiser step, end tokens included:
+Objective, for the tokens t of all demonstrated turns of an optimiser step, including end tokens:
 
     J = mean_t  log pi(a_t | prompt, a_<t)
 
-which is a policy gradient with the same advantage, 1 / number of tokens, for every demonstrated token.
+Its gradient is a policy gradient in which every demonstrated token has the advantage 1 / number of tokens.
 
 Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTrainer``; the loss is the same):
 
 1. The loss covers only the response, not the prompt; ``DemonstrationsDataModule(loss_on="all")`` covers both.
-2. There is no label smoothing, so that the policy reproduces the probabilities of the demonstrations.
-3. For a ``ScoringPolicy`` a response is one token, the choice, and the loss is the cross-entropy over the candidates.
-   For an ``MLPPolicy`` or a ``HeadPolicy`` a native action is one token; the loss is the cross-entropy, or for a Box
-   the negative log-likelihood of a clipped Gaussian
-   (:meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`), whose log-std is trained as well.
+2. Labels are not smoothed, so that the policy learns the action probabilities of the demonstrations.
+3. For a ``ScoringPolicy``, a response is one token, the chosen action, and the loss is the cross-entropy over all
+   actions. For an ``MLPPolicy`` or a ``HeadPolicy``, a native action is one token. The loss is then the cross-entropy
+   for a Discrete action space, and for a Box the negative log-likelihood of a clipped Gaussian
+   (:meth:`~lrl.functional.distributions.Gaussian.clipped_logprobs`), whose standard deviation is trained as
+   well.
 4. The common prefix of all prompts of a batch is computed once per packed row (``TextPolicy(pack_tokens=...)``).
-5. pi is the distribution at temperature 1, whatever temperature the policy samples with.
+5. pi is the distribution at temperature 1, even if the policy samples at another temperature.
 6. The dropout masks of adapters and model depend on the run's seed and the index of the batch.
-7. Running statistics of observations are computed from all training demonstrations before the first update, except
-   those loaded by ``init_from`` or from a checkpoint.
+7. Running statistics of observations are computed from all training demonstrations before the first update, unless
+   they were loaded by ``init_from`` or from a checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from lrl.training.metrics import MetricMeans
 from lrl.training.optimizer import OptimizerConfig
 from lrl.types import Evaluation, TokenLoss, TurnBatch
 
-_CHUNK = 4096
+_STATISTICS_BATCH = 4096
 """Number of demonstrations per update of the running statistics."""
 
 
@@ -54,7 +55,8 @@ class SFTModule(GradientModule):
     Args:
         policy: policy to train.
         optimizer: optimiser and learning-rate schedule.
-        log_every: number of optimiser steps between two logged rows; null logs once per pass.
+        log_every: number of optimiser steps after which training metrics are logged; null logs once per pass over the
+            demonstrations.
         init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
     """
 
@@ -80,7 +82,7 @@ class SFTModule(GradientModule):
     # -- clocks, logging and the loss on held-out demonstrations ----------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Load the demonstrations, and set the temperature to 1; held-out episodes use that of ``data.validation``."""
+        """Load the demonstrations, and set the training temperature to 1; ``data.validation`` has its own."""
         super().setup(stage)
         self._demonstrations.connect(self.policy)
         if stage == "fit":
@@ -93,7 +95,7 @@ class SFTModule(GradientModule):
             self.policy.sampling = self.policy.sampling_at(1.0)
 
     def on_fit_start(self) -> None:
-        """Raise if there is a critic under DDP, which waits for gradients of all weights; SFT does not train critics.
+        """Check that there is no critic under DDP, which expects gradients of all weights; SFT does not train critics.
 
         Raises:
             ValueError: If the policy has a critic, and the strategy is DDP without ``find_unused_parameters``.
@@ -110,23 +112,23 @@ class SFTModule(GradientModule):
 
     @torch.no_grad()
     def on_train_start(self) -> None:
-        """Compute the running statistics that are still empty from the demonstrations."""
+        """Compute the running statistics from the demonstrations if they have not been loaded."""
         empty = self.policy.empty_statistics
         if not empty:
             return
         with self.trainer.precision_plugin.forward_context():
-            for number, batch in enumerate(self._demonstrations.in_order(_CHUNK)):
+            for number, batch in enumerate(self._demonstrations.in_order(_STATISTICS_BATCH)):
                 self.policy.learn_statistics(batch.to(self.device), number, parts=empty)
                 for part in empty:
                     part.settle(number + 1)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Log a row if one is due, advance the clocks, and choose the dropout seed of this batch."""
+        """Log metrics every ``log_every`` steps, advance the counters, and set the dropout seed of this batch."""
         super().on_train_batch_start(batch, batch_idx)
         data = self._demonstrations
         steps = data.clocks["optimizer_steps"]
-        begins = batch_idx > 0 and batch_idx % self.trainer.accumulate_grad_batches == 0
-        if self.log_every is not None and begins and steps % self.log_every == 0:
+        is_new_step = batch_idx > 0 and batch_idx % self.trainer.accumulate_grad_batches == 0
+        if self.log_every is not None and is_new_step and steps % self.log_every == 0:
             self.publish_training()
         data.tick(self.current_epoch, batch_idx)
         self.dropout_seed = int(seeds("dropout", data.seed, self.current_epoch, batch_idx, self.global_rank))
@@ -139,19 +141,25 @@ class SFTModule(GradientModule):
 
     @property
     def _demonstrations(self) -> DemonstrationsDataModule:
+        """The data module.
+
+        Raises:
+            ValueError: If it is not a ``DemonstrationsDataModule``.
+        """
         if not isinstance(self.run_data, DemonstrationsDataModule):
             raise ValueError(f"data is a {type(self.run_data).__name__}; it must be a DemonstrationsDataModule.")
         return self.run_data
 
     def validation_step(self, seeds: Tensor) -> EpisodeResults | None:
-        """Play held-out episodes, if there are any, and log the loss on held-out demonstrations."""
+        """Play validation episodes, if there are any, and log the loss on held-out demonstrations."""
         results = super().validation_step(seeds) if len(seeds) else None
         self._validate_loss()
         return results
 
     def _validate_loss(self) -> None:
+        """Log the loss on held-out demonstrations, and for a Gaussian policy the log-density of their actions."""
         losses = MetricMeans()
-        with unsharded(self):  # because ranks may have different numbers of batches
+        with unsharded(self):  # ranks may have different numbers of batches
             for held_out in self._demonstrations.validation_batches(self.global_rank, self.trainer.world_size):
                 batch = held_out.to(self.device)
                 evaluation = self.policy.evaluate(batch)

@@ -1,33 +1,36 @@
 """TRPO (arXiv:1502.05477) for policies whose turn is one token or many.
 
-For the tokens m of a turn, with N turns in the collection:
+For the tokens m of the turns of a collection. N is the number of turns, s_m the prompt with the tokens before m, A_m
+the advantage and H_m the entropy:
 
-    L(w)  = 1/N  sum_turns sum_m  pi_w(a_m | s_m) / pi_old(a_m | s_m)  A_m  +  ent_coef H_m
-    KL(w) = 1/N  sum_turns sum_m  KL(pi_old(. | s_m) || pi_w(. | s_m))            exact, over all choices of a token
+    L(w)  = 1/N  sum_turns sum_m  [ pi_w(a_m | s_m) / pi_old(a_m | s_m)  A_m  +  ent_coef H_m ]
+    KL(w) = 1/N  sum_turns sum_m  KL(pi_old(. | s_m) || pi_w(. | s_m))            exact sum over all tokens
 
     maximise L(w)  subject to  KL(w) <= max_kl
 
     g = dL/dw,   F = d2KL/dw2  (the Fisher matrix),   x = (F + damping I)^-1 g  by conjugate gradient
     full step = x sqrt(2 max_kl / x^T (F + damping I) x)
     w <- w + 0.5^k full step  with the smallest k < 10 for which  KL(w) <= max_kl  and L increases by at least a tenth
-    of the first-order estimate;  if no k qualifies, w is left bit-identical
+    of its first-order estimate;  if there is no such k, w does not change
 
-Only the trainable weights of the actor are updated: LoRA and heads, or the whole model. The critic has separate weights
-and is fitted separately. With one token per turn this is the TRPO of the paper.
+Only the trainable weights of the actor are updated: LoRA adapters and heads, or the whole model. The critic must have
+separate weights, and is fitted separately. With one token per turn this is the TRPO of the paper.
 
 Departures from the paper:
 
 1. Each token is weighted by its own ratio instead of the product of the ratios of its turn, and the divergence of a
-   turn is the sum over its tokens at the sampled prefixes. At the old policy, the surrogate has the gradient, and the
-   divergence has in expectation the second derivative, that they have for whole turns.
+   turn is the sum over its tokens at the sampled prefixes. At the old policy, the gradient of the surrogate is the
+   same as with the product, and the expected Hessian of the divergence is the same as that of whole turns.
 2. Advantages are those of ``credit`` (see :mod:`lrl.algorithms.ppo`), by default generalised advantage estimation.
 3. The Fisher matrix may be estimated from a share of the turns (appendix C of the paper), and is damped.
 4. Products with the Fisher matrix are computed as ``J^T M J v``, where M is the analytic second derivative of the
    divergence. This is cheaper than differentiating the divergence twice, which
    ``natural_gradient.product: double_backward`` does.
 5. The critic is fitted to lambda returns by L-BFGS, starting from its current weights, or by minibatches of Adam.
-6. Episodes that continue in the next collection are bootstrapped instead of dropped.
-7. The trust region may shrink over the run.
+6. If an episode continues in the next collection, the value of the next state replaces later rewards; the episode is
+not
+   dropped.
+7. ``schedule`` can decrease ``max_kl`` over the run.
 8. Advantages are scaled to standard deviation 1, an entropy bonus can be added, and a step must achieve a tenth of the
    improvement that the gradient predicts (the paper accepts any improvement).
 """
@@ -67,14 +70,14 @@ from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss, Turn
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalGradientConfig:
-    """Settings of the step's direction: conjugate gradient on the damped Fisher matrix."""
+    """Configures the direction of the step: conjugate gradient with the damped Fisher matrix."""
 
     damping: NonNegativeFloat = 0.1
-    """Added to the diagonal of the Fisher matrix."""
+    """Number that is added to the diagonal of the Fisher matrix."""
     cg_iterations: PositiveInt = 10
-    """Number of iterations of conjugate gradient."""
+    """Maximum number of iterations of conjugate gradient."""
     product: Literal["gauss_newton", "double_backward"] = "gauss_newton"
-    """Method of computing products with the Fisher matrix."""
+    """Method of multiplying the Fisher matrix by a vector; both give the same product except for rounding."""
     fisher_fraction: LeftOpenUnitInterval = 1.0
     """Share of the turns from which the Fisher matrix is estimated."""
 
@@ -84,7 +87,7 @@ class NaturalGradientConfig:
 
 @register
 class TRPOModule(GradientModule):
-    """Trains a policy by natural-gradient steps inside a trust region, and fits its separate critic to the returns.
+    """Trains a policy by natural-gradient steps inside a trust region, and fits its critic to lambda returns.
 
     One collection is one update: ``data.num_epochs`` and ``data.num_minibatches`` must be 1.
 
@@ -92,13 +95,13 @@ class TRPOModule(GradientModule):
         policy: policy to train.
         credit: estimator of advantages and its discounts.
         max_kl: largest KL divergence of one update, in nats per turn.
-        schedule: schedule of ``max_kl`` over the run. With a constant radius, updates of a converged policy follow
-            noise.
-        natural_gradient: settings of the step's direction.
+        schedule: schedule of ``max_kl`` over the run. With a constant ``max_kl``, updates of a converged policy are
+            mostly noise.
+        natural_gradient: how the direction of a step is computed.
         ent_coef: weight of the entropy bonus, in nats per token.
-        chunk_size: number of turns in one pass of the network; small passes are faster on a CPU. Null uses as many as
-            bounded memory allows. The old log-probabilities of all vocabulary entries are also kept in memory: turns x
-            tokens x vocabulary size numbers.
+        chunk_size: number of turns in one forward pass; small passes are faster on a CPU. Null bounds the memory of a
+            pass instead. In both cases, an array of old log-probabilities ``(turn, token, vocabulary)`` of the whole
+            collection is kept in memory.
         value_fit: settings of the critic's fit; null uses L-BFGS.
         init_from: checkpoint, folder or hub name whose weights the run starts from; null uses the policy's own.
     """
@@ -130,7 +133,7 @@ class TRPOModule(GradientModule):
         return self.credit.estimate(rollout, reduce=self.reduce_sum)
 
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
-        """Return the negative sum of surrogate and entropy bonus of each token."""
+        """Return the loss of each token: minus the surrogate and the entropy bonus."""
         mask = batch.response_mask
         ratio = ((policy.logprobs - batch.old_logprobs) * mask).exp()
         objective = ratio * batch.advantages + self.ent_coef * policy.entropy
@@ -148,6 +151,7 @@ class TRPOModule(GradientModule):
 
     @sdpa_kernel(SDPBackend.MATH)  # the other kernels have no second derivative
     def _improve(self, batch: TurnBatch) -> None:
+        """Update the actor by one step inside the trust region, and log its metrics."""
         parameters, chunks = self.actor_parameters(), self._chunks(batch)
         turns = float(self.reduce_sum(torch.tensor(float(len(batch)), device=self.device)))
         start, gradient, old = self._surrogate_and_gradient(chunks, parameters, turns)
@@ -174,14 +178,14 @@ class TRPOModule(GradientModule):
             self.record(f"train/{name}", torch.tensor(float(value)))
 
     def _chunks(self, batch: TurnBatch) -> list[TurnBatch]:
-        """Split a batch into parts for one pass each: ``chunk_size`` turns, or as many as bounded memory allows."""
+        """Split a batch into one part per forward pass, by ``chunk_size`` or by :meth:`Policy.passes`."""
         if self.chunk_size is not None:
             return batch.split(self.chunk_size)
         passes = self.policy.passes(batch, gradient=True)
         return [batch] if len(passes) == 1 else [batch[turns] for turns in passes]
 
     def _surrogate(self, chunk: TurnBatch) -> tuple[Tensor, Distribution, TokenLoss]:
-        """Return the surrogate summed over turns, with gradient, the distribution of each token, and the loss."""
+        """Return the surrogate summed over turns, ``()`` with gradient, the distribution and the loss of each token."""
         policy = self.policy.evaluate(chunk)
         assert policy.distribution is not None
         tokens = self.loss(chunk, policy)
@@ -190,7 +194,7 @@ class TRPOModule(GradientModule):
     def _surrogate_and_gradient(
         self, chunks: Sequence[TurnBatch], parameters: Sequence[Tensor], turns: float
     ) -> tuple[float, Tensor, list[Distribution]]:
-        """Return the surrogate and its gradient ``(parameter,)``, over all ranks, and each chunk's old distribution."""
+        """Return ``L`` and its gradient ``(parameter,)`` over all ranks, and the old distribution of each chunk."""
         total, old = torch.zeros(sum(parameter.numel() for parameter in parameters), device=self.device), []
         surrogate = torch.zeros((), dtype=torch.float64, device=self.device)
         for chunk in chunks:
@@ -205,7 +209,13 @@ class TRPOModule(GradientModule):
     def _surrogate_and_kl(
         self, chunks: Sequence[TurnBatch], old: Sequence[Distribution], turns: float
     ) -> tuple[float, float]:
-        """Return ``L`` and ``KL`` at the current weights, over all ranks."""
+        """Return ``L`` and ``KL`` over all ranks at the current weights.
+
+        Args:
+            chunks: the turns, one batch per forward pass.
+            old: the old distributions of each chunk.
+            turns: number of turns over all ranks.
+        """
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for chunk, before in zip(chunks, old, strict=True):
             objective, distribution, _ = self._surrogate(chunk)
@@ -215,27 +225,28 @@ class TRPOModule(GradientModule):
         return surrogate, kl
 
     def _fisher_product(self, batch: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
-        """Return products with the damped Fisher matrix of a share of the turns of every rank.
+        """Return a function that multiplies the damped Fisher matrix by a vector ``(parameter,)``.
 
-        If one pass covers all of them, its graph is kept for all products; otherwise each product repeats the passes.
+        The matrix is estimated from a share ``fisher_fraction`` of the turns of every rank. If they fit in one forward
+        pass, its graph is used for all products; otherwise every product repeats the forward passes.
         """
         count = math.ceil(self.natural_gradient.fisher_fraction * len(batch))
         order = permutation(len(batch), "fisher", self.run_seed, self.current_epoch, self.global_rank)
-        picked = torch.from_numpy(order[:count]).to(batch.response_mask.device)
-        chunks = self._chunks(batch[picked])
+        sampled_turns = torch.from_numpy(order[:count]).to(batch.response_mask.device)
+        chunks = self._chunks(batch[sampled_turns])
         turns = float(self.reduce_sum(torch.tensor(float(count), device=self.device)))
-        kept = self._product(chunks[0], parameters) if len(chunks) == 1 else None
+        single_pass = self._product(chunks[0], parameters) if len(chunks) == 1 else None
 
         def product(vector: Tensor) -> Tensor:
             total = torch.zeros_like(vector)
             for chunk in chunks:
-                total += (kept or self._product(chunk, parameters))(vector)
+                total += (single_pass or self._product(chunk, parameters))(vector)
             return self.reduce_sum(total) / turns + self.natural_gradient.damping * vector
 
         return product
 
     def _product(self, chunk: TurnBatch, parameters: Sequence[Tensor]) -> MatrixVectorProduct:
-        """Return products with the undamped Fisher matrix, summed over turns."""
+        """Return a function that multiplies the undamped Fisher matrix, summed over turns, by a vector."""
         new, mask = self.policy.evaluate(chunk).distribution, chunk.response_mask
         assert new is not None
         if self.natural_gradient.product == "gauss_newton":
@@ -260,12 +271,12 @@ class TRPOModule(GradientModule):
         return self.max_kl * learning_rate_factor(self.schedule, self.trainer.max_epochs, 0.0)(self.current_epoch)
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """Return the weights that TRPO updates: the trainable ones that are not only the critic's."""
+        """Return the weights that TRPO updates: all trainable ones except those that only the critic uses."""
         critic = {id(parameter) for parameter in self.policy.critic_parameters()}
         return [weight for weight in self.policy.parameters() if weight.requires_grad and id(weight) not in critic]
 
     def setup(self, stage: str) -> None:
-        """Connect the policy with its environment, and check that the run allows a trust region."""
+        """Connect the policy with its environment, and check the settings of the run."""
         super().setup(stage)
         if stage == "fit":
             assert self.run_data is not None
@@ -278,7 +289,7 @@ class TRPOModule(GradientModule):
         check_trainable(self.policy, self.actor_parameters())
 
     def configure_optimizers(self) -> Any:
-        """Return the critic's optimiser if it has a state to save; the actor has no optimiser."""
+        """Return the critic's optimiser if it is Adam, whose state must be saved; the actor has no optimiser."""
         return self.value_fit.optimizers(self.policy.critic_parameters())
 
 
@@ -319,8 +330,9 @@ def check_run(trainer: L.Trainer, policy: Policy, data: RunDataModule) -> None:
         ("quantization", ("nf4",), "null"),
     ):
         if config and getattr(config, name) in wrong:
+            value = getattr(config, name)
             raise ValueError(
-                f"language_model.{name} is {getattr(config, name)}, which has no second derivative; TRPO needs {right}."
+                f"language_model.{name} is {value}, which does not support second derivatives; TRPO needs {right}."
             )
 
 
@@ -343,6 +355,4 @@ def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:
             "are too imprecise for steps inside a trust region."
         )
     if not actor:
-        raise ValueError(
-            f"model.policy is a {type(policy).__name__} with nothing to train; TRPO needs trainable weights."
-        )
+        raise ValueError(f"model.policy is a {type(policy).__name__} without trainable weights, which TRPO needs.")

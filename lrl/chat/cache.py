@@ -1,4 +1,4 @@
-"""Cache of chat models' responses on disk, so that an interrupted run resumes without repeating requests."""
+"""Cache of chat models' responses on disk: an interrupted run can be resumed without repeating its requests."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from typing import Any, final
 from lrl.chat.model import Completion
 
 _VERSION = 1
-"""Version of the file format, in SQLite's ``user_version``."""
-_BUSY = 60.0
-"""Maximum number of seconds to wait while another process writes."""
+"""Version of the file format, which is stored in SQLite's ``user_version``."""
+_BUSY_TIMEOUT = 60.0
+"""Maximum number of seconds to wait for another process that writes to the file."""
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS completions (request TEXT PRIMARY KEY, model TEXT NOT NULL, text TEXT NOT NULL, "
     "finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL) WITHOUT ROWID"
 )
 _FIELDS = "text, finish_reason, prompt_tokens, completion_tokens"
-_UNLESS_EMPTY = (
+_REPLACE_ONLY_EMPTY = (
     "ON CONFLICT (request) DO UPDATE SET text = excluded.text, finish_reason = excluded.finish_reason, "
     "prompt_tokens = excluded.prompt_tokens, completion_tokens = excluded.completion_tokens "
     "WHERE trim(completions.text, char(9, 10, 13, 32)) = '' AND completions.finish_reason <> 'length' "
     "AND trim(excluded.text, char(9, 10, 13, 32)) <> ''"
 )
-"""Keeps the first response to a request, unless it is empty: an earlier run may have accepted empty responses."""
+"""SQL clause that replaces a stored response only if it is empty, which an earlier run may have accepted."""
 
 
 def request_key(api_url: str, body: Mapping[str, Any], seed: int) -> str:
-    """Hash a request: the address of the server, and everything that is sent except the API key.
+    """Return a hash of a request: of the server's URL, of the seed, and of all that is sent except the API key.
 
     Args:
         api_url: base URL of the server.
-        body: model, messages and sampling as JSON values.
-        seed: seed of the response. It is hashed even if it is not sent, because all samples would be equal otherwise.
+        body: model, messages and sampling settings as JSON values.
+        seed: seed of the response. It is part of the hash even if it is not sent, because otherwise all samples of a
+            prompt would be the same cached response.
     """
     text = json.dumps([api_url, body, int(seed)], sort_keys=True, ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -45,12 +46,12 @@ def request_key(api_url: str, body: Mapping[str, Any], seed: int) -> str:
 
 @final
 class CompletionCache:
-    """An SQLite file with one response per request, which several threads and processes can use at once.
+    """SQLite file with one response per request, which several threads and processes can use at the same time.
 
-    Each response is written in one transaction, so the file stays valid if the process is killed.
+    Each response is written in one transaction, so that the file stays valid if the process is killed.
 
     Args:
-        path: the file; it and its folder are created if they do not exist.
+        path: path of the file; the file and its folder are created if they do not exist.
 
     Raises:
         ValueError: If the file cannot be opened or written, or if another program wrote it.
@@ -64,6 +65,7 @@ class CompletionCache:
             pass
 
     def __len__(self) -> int:
+        """Return the number of responses in the file."""
         with self._use() as connection:
             return connection.execute("SELECT COUNT(*) FROM completions").fetchone()[0]
 
@@ -83,11 +85,17 @@ class CompletionCache:
         )
 
     def add(self, key: str, model: str, completion: Completion) -> Completion:
-        """Write a response, and return the one that is kept: the first response to the request that is not empty."""
+        """Store a response unless the file has a response to this request that is not empty; return the stored one.
+
+        Args:
+            key: result of :func:`request_key`.
+            model: name of the model, which is stored with the response.
+            completion: the response.
+        """
         fields = completion.text, completion.finish_reason, completion.prompt_tokens, completion.completion_tokens
         with self._use() as connection:
             written = connection.execute(
-                f"INSERT INTO completions (request, model, {_FIELDS}) VALUES (?, ?, ?, ?, ?, ?) {_UNLESS_EMPTY}",
+                f"INSERT INTO completions (request, model, {_FIELDS}) VALUES (?, ?, ?, ?, ?, ?) {_REPLACE_ONLY_EMPTY}",
                 (key, model, *fields),
             ).rowcount
         return completion if written else self.find(key) or completion
@@ -101,7 +109,7 @@ class CompletionCache:
 
     @contextmanager
     def _use(self) -> Iterator[sqlite3.Connection]:
-        """Provide the connection to one thread at a time, and convert errors of SQLite to a ``ValueError``."""
+        """Return the connection for use by one thread at a time; SQLite errors become a ``ValueError``."""
         with self._lock:
             try:
                 if self._connection is None:
@@ -115,17 +123,21 @@ class CompletionCache:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    """Open or create the file, and check that lrl wrote it."""
+    """Open or create the file.
+
+    Raises:
+        sqlite3.DatabaseError: If the file has not been written by this version of lrl.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Each statement is a transaction; the lock of the cache lets one thread at a time use the connection.
-    connection = sqlite3.connect(path, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+    # Without isolation level, each statement is a transaction. Threads are excluded by the lock of CompletionCache.
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
         with closing(connection.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE")  # another process may be creating the same file
             version = cursor.execute("PRAGMA user_version").fetchone()[0]
             tables = cursor.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
             if version != _VERSION and (version or tables):
-                raise sqlite3.DatabaseError("it holds something else")
+                raise sqlite3.DatabaseError("it was not written by this version of lrl")
             cursor.execute(_SCHEMA)
             cursor.execute(f"PRAGMA user_version = {_VERSION}")
             cursor.execute("COMMIT")

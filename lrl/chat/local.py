@@ -1,4 +1,4 @@
-"""Chat model in this process: a language model, vLLM, or any other generator of tokens."""
+"""Chat models that run in this process: the built-in decoding loop, vLLM, or any other generator of tokens."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from lrl.types import SamplingConfig
 class LocalChatModel(ChatModel):
     """A language model that responds in this process. It is loaded by :meth:`connect` or the first :meth:`complete`.
 
-    The seed of a response determines its random numbers, so a response does not depend on the rest of its batch, except
-    for rounding.
+    The random numbers of a response depend only on its seed. A response therefore does not depend on the other
+    conversations of its batch, except by rounding errors.
 
     Args:
-        language_model: specifies the causal LM. If a generator is given, only its tokenizer is loaded.
-        generator: samples the tokens; null selects the language model's own decoding loop.
-        stop_text: text that ends a response, in addition to the end-of-turn token; a given generator has its own.
+        language_model: specifies the causal LM. If ``generator`` is set, only its tokenizer is loaded.
+        generator: samples the tokens; null selects the built-in decoding loop.
+        stop_text: text that ends a response, in addition to the end-of-turn token; used only by the built-in decoding
+            loop, and to tell whether a response is complete.
         batch_size: number of conversations per batch.
         device: device of the language model; ``auto`` selects the first GPU, or the CPU if there is none.
     """
@@ -73,7 +74,7 @@ class LocalChatModel(ChatModel):
         Args:
             conversation: messages, oldest first.
             sampling: specifies the maximum number of tokens of a response.
-            response: a text that must fit into a response, together with an end token.
+            response: a text that must fit into the maximum number of tokens, together with an end token.
         """
         tokenizer, _ = self._load()
         if response and len(tokenizer.encode_texts([response])[0]) >= sampling.max_new_tokens:
@@ -88,12 +89,12 @@ class LocalChatModel(ChatModel):
 
         Args:
             conversations: messages, oldest first, which the tokenizer's chat template converts to a prompt.
-            sampling: how tokens are sampled, and the maximum number of tokens of a response.
-            seeds: one per response.
+            sampling: sampling settings, with the maximum number of tokens of a response.
+            seeds: one seed per response.
 
         Raises:
-            ValueError: If the model cannot be loaded, or if a conversation and its response may have more tokens than
-                the model has positions.
+            ValueError: If the model cannot be loaded, or if a conversation and a response of maximum length exceed the
+                model's context.
         """
         tokenizer, generator = self._load()
         prompts = [tokenizer.encode_chat(messages) for messages in conversations]
@@ -104,11 +105,11 @@ class LocalChatModel(ChatModel):
             responses = generator.generate(prompts[batch], bits[batch], sampling)
             lengths = responses.mask.sum(1).tolist()
             for prompt, ids, length in zip(prompts[batch], responses.ids.tolist(), lengths, strict=True):
-                cut = length == sampling.max_new_tokens and not tokenizer.ends(ids[:length], self.stop_text)
+                is_cut = length == sampling.max_new_tokens and not tokenizer.ends(ids[:length], self.stop_text)
                 completions.append(
                     Completion(
                         text=tokenizer.response_text(ids[:length]),
-                        finish_reason="length" if cut else "stop",
+                        finish_reason="length" if is_cut else "stop",
                         prompt_tokens=len(prompt),
                         completion_tokens=length,
                     )
@@ -129,6 +130,11 @@ class LocalChatModel(ChatModel):
 
 
 def _load_tokenizer(config: LanguageModelConfig) -> ChatTokenizer:
+    """Load only the tokenizer of a language model.
+
+    Raises:
+        ValueError: If the language model is not available.
+    """
     check_available(config.name)
     return ChatTokenizer.from_pretrained(config.name, config.chat_template, config.trust_remote_code)
 
@@ -141,14 +147,15 @@ def seeded_bits(seeds: Sequence[int], num_tokens: int) -> Tensor:
 
 @final
 class VLLMGenerator:
-    """Samples responses with vLLM, for evaluation only: training does not update the weights that vLLM loads.
+    """Samples responses with vLLM. It is for evaluation only, because training does not update the weights in vLLM.
 
-    Needs the extra ``vllm`` and a GPU that vLLM supports. Each row of ``uniforms`` contains the seed of its request. A
-    response does not depend on other rows, except where the results of vLLM's kernels depend on the batch.
+    It needs the extra ``vllm`` and a GPU that vLLM supports. A response does not depend on other rows, except where the
+    results of vLLM's kernels depend on the batch.
 
     Args:
-        language_model: specifies the causal LM; its name, data type and chat template are used.
-        stop_text: the closing tag of the response format; None if the format has no closing tag.
+        language_model: specifies the causal LM; only its name, data type, chat template and ``trust_remote_code`` are
+            used.
+        stop_text: text that ends a response, in addition to the end-of-turn token; None adds none.
         options: further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
 
     Raises:
@@ -166,28 +173,31 @@ class VLLMGenerator:
 
     @cached_property
     def tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer, loaded at the first use."""
+        """The model's tokenizer, which is loaded when it is first used."""
         return _load_tokenizer(self.config)
 
     @cached_property
     def engine(self) -> Any:
-        """The ``vllm.LLM``, loaded at the first use."""
-        known: dict[str, Any] = {
+        """The ``vllm.LLM``, which is loaded when it is first used."""
+        arguments: dict[str, Any] = {
             "model": locate(self.config.name),
             "dtype": self.config.dtype,
             "trust_remote_code": self.config.trust_remote_code,
             # Log-probabilities after temperature, top-k and top-p; by default vLLM returns those before them.
             "logprobs_mode": "processed_logprobs",
         }
-        return _vllm().LLM(**known | self.options)
+        return _vllm().LLM(**arguments | self.options)
 
     def generate(self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig) -> Responses:
         """Sample one response per prompt.
 
         Args:
             prompts: token ids, one sequence per row.
-            uniforms: random bits, int64 ``(row, max_new_tokens)``; the first number of a row seeds its request.
-            sampling: the distribution to sample from, and the maximum number of tokens.
+            uniforms: random bits, int64 ``(row, max_new_tokens)``; the first of a row becomes the seed of its request.
+            sampling: sampling settings, with the maximum number of tokens of a response.
+
+        Returns:
+            The responses with the log-probabilities of their tokens, all on the CPU.
         """
         requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         params = [self._params(int(seed) & 0x7FFFFFFF, sampling) for seed in uniforms[:, 0].tolist()]
@@ -203,10 +213,10 @@ class VLLMGenerator:
         return Responses(ids=ids, mask=mask, logprobs=logprobs)
 
     def _params(self, seed: int, sampling: SamplingConfig) -> Any:
-        """Return ``vllm.SamplingParams`` of one request."""
+        """Return the ``vllm.SamplingParams`` of one request."""
         return _vllm().SamplingParams(
             temperature=sampling.temperature,
-            top_k=0 if sampling.top_k is None else sampling.top_k,  # 0: all tokens
+            top_k=0 if sampling.top_k is None else sampling.top_k,  # 0 disables top-k
             top_p=1.0 if sampling.top_p is None else sampling.top_p,
             max_tokens=sampling.max_new_tokens,
             seed=seed,
@@ -219,6 +229,11 @@ class VLLMGenerator:
 
 
 def _vllm() -> Any:
+    """Import the package vllm.
+
+    Raises:
+        ValueError: If it cannot be imported.
+    """
     try:
         import vllm  # pyright: ignore[reportMissingImports]
     except ImportError as error:

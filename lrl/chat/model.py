@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from lrl.types import SamplingConfig
 
-_PER_MESSAGE = 8
-"""Approximate number of tokens that a chat template adds to a message."""
+_TOKENS_PER_MESSAGE = 8
+"""Approximate number of tokens that a chat template adds per message."""
 _PIECES = re.compile(rb"[A-Za-z]{1,4}|[^\sA-Za-z]|\n| (?=[0-9])")
+"""Matches the parts of a text that :func:`estimated_tokens` counts as one token each."""
 
 Message = dict[str, str]
 """Chat message ``{"role": "system" | "user" | "assistant", "content": ...}``."""
@@ -20,7 +21,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A chat model's response to one conversation, and its numbers of tokens."""
+    """Holds a chat model's response to one conversation, and the numbers of tokens."""
 
     text: str
     """The response, without special tokens."""
@@ -41,7 +42,7 @@ class ConversationTooLongError(ValueError):
 class ChatModel(Protocol):
     """Protocol of models that respond to conversations with text.
 
-    A custom chat model derives from this class; only :meth:`complete` has no default.
+    A custom chat model derives from this class and must define :meth:`complete`; the other methods have defaults.
     """
 
     name: str
@@ -55,7 +56,7 @@ class ChatModel(Protocol):
         """
 
     def fits(self, conversation: Sequence[Message], sampling: SamplingConfig, response: str = "") -> bool:
-        """Return whether a conversation and its response fit into the model's context; True if that is not known.
+        """Return whether a conversation and its response fit into the model's context; True if this is unknown.
 
         Args:
             conversation: messages, oldest first.
@@ -74,9 +75,9 @@ class ChatModel(Protocol):
         """Return one response to each conversation, in the same order.
 
         Args:
-            conversations: messages, oldest first; the last one is the user's.
+            conversations: messages, oldest first; the last one has the role ``user``.
             sampling: temperature, top-p and the maximum number of tokens of a response.
-            seeds: one per response. A response does not depend on the other conversations.
+            seeds: one seed per response. A response must not depend on the other conversations.
 
         Raises:
             ConversationTooLongError: If a conversation is longer than the model's context.
@@ -86,11 +87,11 @@ class ChatModel(Protocol):
 
 
 def estimated_tokens(conversation: Sequence[Message]) -> int:
-    """Estimate the number of tokens of a conversation, usually too high, for vocabularies with one token per digit.
+    """Estimate the number of tokens of a conversation, for tokenizers in which every digit is a token.
 
-    Each of these counts as one token: up to four ASCII letters, a digit, a space before a digit, a punctuation mark, a
-    line break, and each byte of any other character. For prompts of a search the estimate is 1.0 to 1.5 times the
-    number of tokens of GPT-2's and Whisper's vocabularies.
+    The estimate is usually too high. Each of these counts as one token: up to four ASCII letters, a digit, a space
+    before a digit, a punctuation mark, a line break, and each byte of any other character. For the prompts of
+    ``lrl.search``, the estimate is 1.0 to 1.5 times the number of tokens of GPT-2's and Whisper's tokenizers.
     """
     texts = [message["content"].encode("utf-8", "replace") for message in conversation]
-    return sum(_PER_MESSAGE + len(_PIECES.findall(text)) for text in texts)
+    return sum(_TOKENS_PER_MESSAGE + len(_PIECES.findall(text)) for text in texts)

@@ -1,4 +1,4 @@
-"""Chat models behind an OpenAI-compatible endpoint: requests, retries, cached responses and usage counts."""
+"""Chat models behind an OpenAI-compatible endpoint, with retries, a cache of responses, and counts of tokens."""
 
 from __future__ import annotations
 
@@ -34,33 +34,34 @@ _LOG = logging.getLogger("lrl")
 _BASE_DELAY, _MAX_DELAY = 1.0, 60.0
 """Maximum pause before the first retry and before any retry, in seconds; a server may ask for a longer pause."""
 _MAX_RETRY_AFTER = 600.0
-"""If a server asks for a longer pause than this many seconds, the request is not sent again."""
+"""If a server asks for a longer delay than this many seconds, the request is not sent again."""
 _TRANSIENT = (408, 409, 425, 429)
-"""Statuses below 500 of requests that may succeed later."""
+"""HTTP statuses below 500 after which a request may succeed later."""
 _TOO_LONG = re.compile(
     r"context[_ ]?(?:length|size|window)|maximum model length"
     r"|(?:prompt|input|request)[\w ]{0,40} too (?:long|large)|input token count|too many (?:input )?tokens"
     r"|max_new_tokens. must be <=",
     re.IGNORECASE,
 )
-"""Matches the errors of OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI and LiteLLM for long conversations."""
+"""Matches error messages about too long conversations by OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI and
+LiteLLM."""
 _MAX_MESSAGE, _MAX_BODY = 200, 60
-"""Maximum number of characters shown of a server's error message, and of a body that is not a chat completion."""
+"""Maximum number of characters in our errors of a server's error message, and of a body that is not a completion."""
 _NO_KEY = "none"
-"""Sent as the API key if the environment holds none."""
-_MIN_SECRET = 8
-"""A shorter API key is a placeholder and may be part of ordinary words, so it is not redacted."""
+"""API key that is sent if the environment variable is not set."""
+_MIN_KEY_LENGTH = 8
+"""Minimum number of characters of an API key that is redacted; shorter ones are placeholders, which may be words."""
 _MAX_TOKENS = 10**9
-"""Larger token counts are mistakes of the server and count as 0."""
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Exceptions raised by reading a body that is not a chat completion."""
-_PER_PRICE = 1_000_000
-"""Number of tokens that a price is for."""
+"""Largest plausible token count; a larger one is an error of the server and counts as 0."""
+_READ_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""Exceptions that occur if a body is read that is not a chat completion."""
+_TOKENS_PER_PRICE = 1_000_000
+"""Number of tokens to which a price refers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """Prices of a million tokens, in any currency."""
+    """Configures the prices of a million tokens, in any currency."""
 
     prompt: NonNegativeFloat
     """Price of a million prompt tokens."""
@@ -76,15 +77,15 @@ class Usage:
     """Counts the requests of this process."""
 
     requests: int = 0
-    """Requests that were sent, retries included."""
+    """Number of requests that were sent, including retries."""
     retries: int = 0
-    """Requests that were sent again after a failure."""
+    """Number of requests that were sent again after a failure."""
     cached: int = 0
     """Conversations whose response was in the cache, or was requested by an equal conversation of the same call."""
     prompt_tokens: int = 0
-    """Prompt tokens as counted by the server; those of failed requests are unknown."""
+    """Number of prompt tokens, as reported by the server; those of failed requests are unknown."""
     completion_tokens: int = 0
-    """Response tokens as counted by the server."""
+    """Number of response tokens, as reported by the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +93,7 @@ class Failure:
     """Describes a request that failed."""
 
     reason: str
-    """A few words for an error message, without the API key."""
+    """Short description for an error message, without the API key."""
     transient: bool = True
     """Whether the same request may succeed later."""
     status: int | None = None
@@ -100,18 +101,19 @@ class Failure:
     too_long: bool = False
     """Whether the server rejected the conversation because it is longer than its model's context."""
     retry_after: float | None = None
-    """Seconds that the server asks to wait; None if it does not ask."""
+    """Delay in seconds for which the server asks; None if it asks for none."""
     prompt_tokens: int = 0
+    """Number of prompt tokens that the server reported for an empty response."""
     completion_tokens: int = 0
-    """Tokens of an empty response."""
+    """Number of response tokens that the server reported for an empty response."""
 
 
 @dataclass(kw_only=True, eq=False)
 class ServerSettings:
-    """Settings of requests to a server, for configurations and for the command line."""
+    """Settings of requests to a server, which configurations and the command line share."""
 
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the API key; servers without keys need none."""
+    """Environment variable that contains the API key; it need not be set if the server requires no key."""
     max_concurrency: PositiveInt = 8
     """Maximum number of simultaneous requests."""
     timeout: PositiveFloat = 120.0
@@ -119,24 +121,25 @@ class ServerSettings:
     max_retries: NonNegativeInt = 8
     """Maximum number of times that a failed request is sent again; 8 pauses add up to 91 to 183 seconds."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of each request; a null value removes a field, such as a seed that the server does not accept."""
+    """Further fields of each request. A null value removes a field, such as ``seed`` if the server does not accept
+    it."""
     max_tokens_field: str = "max_tokens"
     """Request field for the maximum number of response tokens: max_tokens or max_completion_tokens."""
     accept_empty: bool = False
-    """Whether an empty response is accepted; otherwise it is a failure, and the request is sent again."""
+    """Whether an empty response is accepted. If not, it counts as a failure, and the request is sent again."""
 
 
 @register
 @final
 @dataclass(eq=False)
 class ServedChatModel(ServerSettings, ChatModel):
-    """A chat model behind an OpenAI-compatible endpoint; needs the extra ``serve``.
+    """A chat model behind an OpenAI-compatible endpoint. It needs the extra ``serve``.
 
-    The API key is read from the environment when a request is sent. It is in no attribute, error or file.
+    The API key is read from the environment for every request. It is never stored in an attribute, an error or a file.
 
     Raises:
-        ValueError: If a setting is out of range, if the URL or ``api_key_env`` may hold a secret, if ``extra_body``
-            cannot be sent, or if the cache cannot be written.
+        ValueError: If a setting is out of range, if ``api_url`` or ``api_key_env`` may contain a secret, if
+            ``extra_body`` cannot be sent, or if the cache cannot be written.
 
     Attributes:
         usage: the counts so far.
@@ -148,12 +151,12 @@ class ServedChatModel(ServerSettings, ChatModel):
     api_url: str
     """Base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``."""
     cache: str | None = None
-    """SQLite file of responses; null sends every request again."""
+    """Path of an SQLite file in which responses are cached; null caches none."""
     prices: Prices | None = None
-    """Prices from which the cost is computed; null computes none."""
+    """Prices from which :meth:`report` computes the cost; null computes no cost."""
     context_length: PositiveInt | None = None
-    """Maximum number of tokens of a conversation and its response; null leaves the check to the server. Some servers
-    truncate a longer conversation silently."""
+    """Maximum number of tokens of a conversation and its response; null disables the check. Some servers reject
+    a longer conversation, others truncate it silently."""
 
     def __post_init__(self) -> None:
         check_fields(self, "chat_model")
@@ -167,7 +170,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         self._slots, self._counting = threading.BoundedSemaphore(self.max_concurrency), threading.Lock()
 
     def connect(self) -> None:
-        """Create the client, which does not open a connection yet.
+        """Create the client, which opens a connection with the first request.
 
         Raises:
             ValueError: If the extra ``serve`` is not installed, or if the value of the environment variable cannot be
@@ -182,7 +185,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         Args:
             conversation: messages, oldest first; the number of their tokens is estimated, usually too high.
             sampling: specifies the maximum number of tokens of a response.
-            response: unused, because only the server can tokenise it.
+            response: ignored, because only the server can tokenise it.
         """
         if self.context_length is None:
             return True
@@ -196,7 +199,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         Args:
             conversations: messages, oldest first.
             sampling: temperature, top-k, top-p and the maximum number of tokens of a response.
-            seeds: one per response; whether equal seeds give equal responses depends on the server.
+            seeds: one seed per response; whether equal seeds give equal responses depends on the server.
 
         Raises:
             ConversationTooLongError: If the server rejects a conversation as too long.
@@ -217,17 +220,17 @@ class ServedChatModel(ServerSettings, ChatModel):
         return [known[key] for key in keys]
 
     def report(self) -> dict[str, Any]:
-        """Return the counts by name, and as ``cost`` the price of all tokens so far, None without prices."""
+        """Return the counts by name, and ``cost``: the price of all tokens, or None if ``prices`` is not set."""
         usage, prices = self.usage, self.prices
         price = prices and usage.prompt_tokens * prices.prompt + usage.completion_tokens * prices.completion
-        return {**asdict(usage), "cost": None if price is None else price / _PER_PRICE}
+        return {**asdict(usage), "cost": None if price is None else price / _TOKENS_PER_PRICE}
 
     def _accepts(self, completion: Completion) -> bool:
         """Return whether a cached response is accepted; a run with ``accept_empty`` may have cached empty ones."""
         return self.accept_empty or completion.finish_reason == "length" or bool(completion.text.strip())
 
     def _body(self, messages: Sequence[Message], seed: int, sampling: SamplingConfig) -> dict[str, Any]:
-        """Return everything that a request sends, except the API key."""
+        """Return the body of a request as JSON values."""
         body: dict[str, Any] = {
             "model": self.name,
             "messages": [{name: without_surrogates(text) for name, text in message.items()} for message in messages],
@@ -239,7 +242,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         return {name: value for name, value in body.items() if value is not None}
 
     def _request_all(self, missing: Mapping[str, Mapping[str, Any]]) -> dict[str, Completion]:
-        """Send requests, several at a time, and return the responses by key.
+        """Send requests in parallel, and return the responses by key.
 
         After a permanent failure no further request starts, but requests in progress are completed, so that their
         responses are kept.
@@ -263,8 +266,8 @@ class ServedChatModel(ServerSettings, ChatModel):
 
         Args:
             key: hash of the request.
-            body: everything that is sent.
-            stop: set by the first request that fails permanently.
+            body: body of the request as JSON values.
+            stop: event that the first permanently failed request sets, and that ends all others.
 
         Returns:
             The response; None if another request failed permanently before this one succeeded.
@@ -293,27 +296,27 @@ class ServedChatModel(ServerSettings, ChatModel):
         def warn(state: RetryCallState) -> None:
             if not stop.is_set():
                 sentence = "%s: %s; the request is sent again in %.1f s."
-                _LOG.warning(sentence, self.name, _result(state).reason, state.upcoming_sleep)
+                _LOG.warning(sentence, self.name, _last_outcome(state).reason, state.upcoming_sleep)
 
         outcome = Retrying(
             retry=retry_if_result(_can_retry),
             stop=stop_after_attempt(self.max_retries + 1),
-            wait=lambda state: retry_delay(state.attempt_number - 1, _result(state).retry_after, key),
+            wait=lambda state: retry_delay(state.attempt_number - 1, _last_outcome(state).retry_after, key),
             before_sleep=warn,
             sleep=lambda seconds: self.wait(stop, seconds),
-            retry_error_callback=_result,
+            retry_error_callback=_last_outcome,
         )(send)
         try:
             if isinstance(outcome, Failure):
                 kind = ConversationTooLongError if outcome.too_long else ValueError
-                raise kind(self._sentence(outcome, tries))
+                raise kind(self._error_message(outcome, tries))
             return outcome if outcome is None or self.responses is None else self.responses.add(key, self.name, outcome)
         except ValueError:
             stop.set()
             raise
 
-    def _sentence(self, failure: Failure, tries: int) -> str:
-        """Return the error message for a request that is not sent again."""
+    def _error_message(self, failure: Failure, tries: int) -> str:
+        """Return the error message for a request that failed permanently or too often."""
         reason = " ".join(failure.reason.split()).rstrip(".")
         if failure.status in (401, 403):
             state = "contains a key that was not accepted" if self._key() else "is not set"
@@ -330,25 +333,30 @@ class ServedChatModel(ServerSettings, ChatModel):
 
     @cached_property
     def _client(self) -> Any:
+        """The client of the package ``openai``.
+
+        Raises:
+            ValueError: If the extra ``serve`` is not installed.
+        """
         try:
             import openai
-            import tenacity  # noqa: F401 (for _request; one extra installs both)
+            import tenacity  # noqa: F401 (_request imports it; the extra installs both)
         except ImportError as error:
             raise ValueError(f"api_url needs the package {error.name}; install the extra, 'lrl[serve]'.") from error
         client = openai.DefaultHttpxClient(
             trust_env=not is_loopback(self.api_url), event_hooks={"response": [_read_as_utf8]}
         )
         weakref.finalize(self, client.close)  # openai closes only clients that it created itself
-        # Each request brings its own key, so the client does not hold one.
+        # Each request has the API key in a header, so that the client does not store it.
         return openai.OpenAI(
             api_key=_NO_KEY, base_url=self.api_url, timeout=self.timeout, max_retries=0, http_client=client
         )
 
     def _key(self) -> str:
-        """Return the API key, "" if the environment holds none.
+        """Return the API key; empty if the environment variable is not set.
 
         Raises:
-            ValueError: If the key cannot be sent; the client's own error would show it.
+            ValueError: If the key cannot be sent in a header. The client's own error would show the key.
         """
         key = os.environ.get(self.api_key_env, "").strip()
         if not (key.isascii() and key.isprintable()):
@@ -359,15 +367,15 @@ class ServedChatModel(ServerSettings, ChatModel):
         return key
 
     def _post(self, body: Mapping[str, Any]) -> Completion | Failure:
-        """Send a request once; fields of its body that the client does not know are sent as well."""
+        """Send a request once, including fields that the client does not know."""
         client = self._client
         import openai
 
-        others = {name: value for name, value in body.items() if name not in ("model", "messages")}
-        key = {"Authorization": f"Bearer {self._key() or _NO_KEY}"}
+        other_fields = {name: value for name, value in body.items() if name not in ("model", "messages")}
+        header = {"Authorization": f"Bearer {self._key() or _NO_KEY}"}
         try:
             raw = client.chat.completions.with_raw_response.create(
-                model=body["model"], messages=body["messages"], extra_body=others, extra_headers=key
+                model=body["model"], messages=body["messages"], extra_body=other_fields, extra_headers=header
             )
             return self._read(raw.text)
         except openai.APITimeoutError:
@@ -378,12 +386,12 @@ class ServedChatModel(ServerSettings, ChatModel):
             return Failure(reason=self._redact(f"no connection, {error.__cause__ or error}"))
 
     def _failure(self, error: Any) -> Failure:
-        """Describe an ``openai.APIStatusError``."""
+        """Return the failure that an ``openai.APIStatusError`` describes."""
         status, text, body = error.status_code, error.response.text, error.body if isinstance(error.body, dict) else {}
         message, code = str(body.get("message") or body.get("detail") or text), body.get("code")
         reason = self._redact(" ".join(message.split()))[:_MAX_MESSAGE]
         transient = (status in _TRANSIENT or status >= 500) and code != "insufficient_quota"
-        # The whole body is searched, because a gateway may put the message of the server anywhere in it.
+        # The whole body is searched, because gateways put the message of the server in different fields.
         is_too_long = status in (400, 422) and _TOO_LONG.search(f"{code} {reason} {text}")
         return Failure(
             reason=f"{status}: {reason}" if reason else str(status),
@@ -394,9 +402,9 @@ class ServedChatModel(ServerSettings, ChatModel):
         )
 
     def _read(self, text: str) -> Completion | Failure:
-        """Read the body of a response.
+        """Return the completion in the body of a response, or a failure.
 
-        Reasoning that the server returns separately is put back before the response, inside ``<think>`` tags.
+        If the server returns reasoning in a separate field, it is inserted before the response inside ``<think>`` tags.
         """
         try:
             payload = json.loads(text, parse_int=float)  # int() rejects very long numbers
@@ -406,8 +414,8 @@ class ServedChatModel(ServerSettings, ChatModel):
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
             content, finish_reason = message.get("content") or "", str(choice.get("finish_reason") or "stop")
             if not isinstance(content, str):
-                raise TypeError("the content is not text")
-        except _UNREADABLE:
+                raise TypeError("the content is not a string")
+        except _READ_ERRORS:
             return Failure(reason=f"no chat completion but {self._redact(text)[:_MAX_BODY]!r}")
         if not (content.strip() or finish_reason == "length" or self.accept_empty):
             return Failure(reason="an empty response; accept_empty is false", **counts)
@@ -415,39 +423,40 @@ class ServedChatModel(ServerSettings, ChatModel):
         return Completion(text=content, finish_reason=self._redact(finish_reason), **counts)
 
     def _redact(self, text: str) -> str:
-        """Return a text without the API key, which a server may repeat, and without surrogates."""
+        """Return a text of the server without unpaired surrogates and without the API key, which it may contain."""
         key, text = self._key(), without_surrogates(text)
-        return text.replace(key, "<API key>") if len(key) >= _MIN_SECRET else text
+        return text.replace(key, "<API key>") if len(key) >= _MIN_KEY_LENGTH else text
 
 
 def _can_retry(outcome: Completion | Failure | None) -> bool:
-    """Return whether a request may be sent again, and the server does not ask for too long a pause."""
+    """Return whether a request failed and may be sent again, after an acceptable delay."""
     return isinstance(outcome, Failure) and outcome.transient and (outcome.retry_after or 0.0) <= _MAX_RETRY_AFTER
 
 
-def _result(state: RetryCallState) -> Any:
-    """Return what the last try returned."""
+def _last_outcome(state: RetryCallState) -> Any:
+    """Return the result of the last attempt."""
     assert state.outcome is not None
     return state.outcome.result()
 
 
-def retry_delay(retry: int, asked: float | None, request: str) -> float:
-    """Return the seconds to wait before a retry: exponential backoff with jitter that is the same in every run.
+def retry_delay(retry: int, requested: float | None, request: str) -> float:
+    """Return the delay before a retry in seconds: exponential backoff with jitter that is the same in every run.
 
     Args:
-        retry: index of the retry, from 0.
-        asked: seconds that the server asks to wait; None if it does not ask.
-        request: identifies the request, so that requests that failed together are not sent again together.
+        retry: index of the retry, starting at 0.
+        requested: delay in seconds for which the server asks; None if it asks for none.
+        request: key of the request. The jitter depends on it, so that requests that failed together are not sent again
+            at the same time.
     """
-    longest = min(_MAX_DELAY, _BASE_DELAY * 2.0 ** min(retry, 60))  # a larger power might overflow
-    return max(longest * random.Random(f"{request} {retry}").uniform(0.5, 1.0), asked or 0.0)
+    max_delay = min(_MAX_DELAY, _BASE_DELAY * 2.0 ** min(retry, 60))  # a larger power might overflow
+    return max(max_delay * random.Random(f"{request} {retry}").uniform(0.5, 1.0), requested or 0.0)
 
 
 def _check_extra_body(extra_body: Mapping[str, Any]) -> None:
     """Check ``extra_body``, the further fields of each request.
 
     Raises:
-        ValueError: If a field is set by each request anyway, or cannot be written as JSON.
+        ValueError: If every request sets a field itself, or if a value cannot be represented as JSON.
     """
     for name in ("model", "messages", "stream"):
         if name in extra_body:
@@ -459,9 +468,9 @@ def _check_extra_body(extra_body: Mapping[str, Any]) -> None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that ``Retry-After`` asks to wait, at least 0; None if it is missing or unreadable.
+    """Return the delay of the header ``Retry-After`` in seconds, at least 0; None if it is missing or unreadable.
 
-    The header holds a number of seconds or a date (RFC 9110, section 10.2.3).
+    The value is a number of seconds or a date (RFC 9110, section 10.2.3).
     """
     value = headers.get("retry-after")
     if value is None:
@@ -477,7 +486,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def without_surrogates(text: str) -> str:
-    """Return a text with question marks for unpaired surrogates, which UTF-8 cannot encode."""
+    """Return a text in which question marks replace unpaired surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -487,9 +496,9 @@ def _read_as_utf8(response: Any) -> None:
 
 
 def _count(usage: Any, name: str) -> int:
-    """Return a number of tokens as counted by the server; 0 if it is missing or impossible."""
+    """Return a token count as reported by the server; 0 if it is missing or impossible."""
     try:
         count = int(usage[name])
-    except _UNREADABLE:
+    except _READ_ERRORS:
         return 0
     return count if 0 <= count <= _MAX_TOKENS else 0

@@ -1,4 +1,4 @@
-"""Interface of everything that acts: it converts observations to actions and need not be trainable."""
+"""Actor: the interface of everything that chooses actions from observations, trainable or not."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 
 class Actor(nn.Module, ABC):
-    """Abstract base class of everything that decides on actions: baselines, served models and trainable policies.
+    """Abstract base class of everything that chooses actions: baselines, chat models and trainable policies.
 
-    An actor is stateless: the history of an episode is passed in and returned. It is a torch module, with or without
-    weights, so that all actors are moved to a device in the same way.
+    An actor does not store the history of an episode: :meth:`act` takes it as an argument and returns the new one.
+    Every actor is a torch module, even without weights, so that all can be moved to a device in the same way.
     """
 
     codec: TextCodec | None = None
+    """Converts between native and text observations and actions; None before :meth:`connect`."""
 
     prompt: PromptTemplate | None = None
-    """Turns an observation into a prompt; None if the actor reads no prompts."""
+    """Template of the prompts; None if the actor does not use prompts."""
 
     sampling: SamplingConfig = SamplingConfig(max_new_tokens=1)
-    """How actions are sampled in training. A response that is not text counts as one token."""
+    """Sampling settings in training. A response that is not generated as text counts as one token."""
 
     greedy_is_reproducible: bool = False
     """Whether actions at temperature 0 depend only on the text of the observation and the history."""
@@ -40,25 +41,29 @@ class Actor(nn.Module, ABC):
     """Whether a response is free text, which may contain no legal action."""
 
     asks_chat_model: bool = False
-    """Whether responses come from a chat model, which may cost money. After a greedy first response, further responses
-    to the same prompt are then reproducible as well."""
+    """Whether responses are requested from a chat model, which may cost money. If the first response to a prompt was
+    greedy, further responses to the same prompt are reproducible as well."""
 
     @property
     @abstractmethod
     def response_format(self) -> str | None:
-        """Name of the format of responses, which the environment parses; None if actions are native."""
+        """Name of the response format that the environment parses; None if actions are native."""
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec of the environment. Called once, before :meth:`configure`."""
         self.codec = codec
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set the spaces of one environment, if actions are native. Called once, before :meth:`configure`."""
+        """Set the spaces of a single environment. Called once, before :meth:`configure`, if actions are native."""
 
     def prepare(self, envs: VectorEnv) -> None:
         """Configure the environments for this actor. Called before their first reset.
 
-        By default, rows that are steps of recorded episodes show as many past turns as the prompt contains.
+        By default, a data set of prompts that are steps of recorded episodes is told how many past turns the prompt
+        contains.
+
+        Args:
+            envs: vectorised environments that the actor will play.
         """
         if self.prompt is not None and isinstance(envs, PromptEnv):
             envs.max_past_turns = self.prompt.max_past_turns
@@ -67,19 +72,22 @@ class Actor(nn.Module, ABC):
         """Build the networks and load their weights; further calls do nothing."""
 
     def end_episodes(self) -> None:  # noqa: B027 (most actors keep nothing)
-        """Free memory that is needed only while episodes are played. Called after an evaluation or a collection."""
+        """Free memory that is used only while episodes are played. Called after each evaluation and each collection."""
 
     @abstractmethod
     def act(
         self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
-        """Decide for a batch of environments, without gradient.
+        """Choose one action per row, without gradient.
 
         Args:
-            observations: one per row.
-            memory: the history of the current episode, one per row.
+            observations: current observations, one per row.
+            memory: histories of the current episodes, one per row.
             keys: counters that determine the random numbers.
-            sampling: how to sample; in training :attr:`sampling` itself.
+            sampling: sampling settings; in training, this is the object :attr:`sampling` itself.
+
+        Returns:
+            The actions, the histories including this turn, and the tokens from which a policy can be trained.
         """
 
     def act_again(
@@ -91,14 +99,14 @@ class Actor(nn.Module, ABC):
         attempt: int,
         greedy: bool,
     ) -> Decisions:
-        """Decide again, with other random numbers, after responses without a legal action.
+        """Choose again, with other random numbers, for rows whose response contained no legal action.
 
         Args:
-            observations: one per row.
-            memory: the history before this turn, one per row.
+            observations: current observations, one per row.
+            memory: histories before this turn, one per row.
             keys: the counters of the first response.
-            sampling: how to sample the further response.
-            attempt: number of the further response, from 1.
+            sampling: sampling settings of the further response.
+            attempt: number of the further response, starting at 1.
             greedy: whether the first response was sampled at temperature 0.
         """
         return self.act(observations, memory, replace(keys, purpose=f"{keys.purpose} {attempt}"), sampling)
@@ -108,7 +116,11 @@ class Actor(nn.Module, ABC):
         return replace(self.sampling, temperature=temperature)
 
     def action_text(self, action: Any) -> str:
-        """Return the text of the action in a native action or response; empty if it is not legal."""
+        """Return the action as text; empty if it is not legal.
+
+        Args:
+            action: a native action, or a response that contains an action.
+        """
         assert self.codec is not None, "connect() comes first"
         if self.response_format is None:
             return self.codec.action_to_text(action)
@@ -119,22 +131,27 @@ class Actor(nn.Module, ABC):
             return ""
 
     def prompt_text(self, observation: Any, history: History) -> str:
-        """Return the prompt that a language model reads; empty if there is none."""
+        """Return the prompt for an observation as text, for display; empty if the actor does not use prompts."""
         return ""
 
     def report(self) -> dict[str, Any]:
-        """Return counts of prompts and requests by name, for a JSON file; empty if nothing is counted."""
+        """Return counts of prompts and requests by name, which a result file contains; empty if nothing is counted."""
         return {}
 
 
 def without_tokens(actions: Sequence[Any], memory: list[History]) -> Decisions:
-    """Return decisions whose tokens are unknown, and from which nothing can be learned."""
-    none = torch.zeros(len(actions), 0)
-    return Decisions(actions=actions, inputs={}, response_mask=none.bool(), logprobs=none, memory=memory)
+    """Return decisions without tokens, which can be played but cannot be trained on.
+
+    Args:
+        actions: one text or native action per row.
+        memory: histories including this turn, one per row.
+    """
+    empty = torch.zeros(len(actions), 0)
+    return Decisions(actions=actions, inputs={}, response_mask=empty.bool(), logprobs=empty, memory=memory)
 
 
 class ActorWrapper(Actor, ABC):
-    """Wraps another actor, as :class:`gymnasium.Wrapper` wraps an environment; a subclass defines :meth:`act`.
+    """Abstract base class of wrappers of another actor, similar to :class:`gymnasium.Wrapper`.
 
     Args:
         actor: the wrapped actor, connected and configured.

@@ -1,4 +1,4 @@
-"""Actors without training, as baselines: random, constant and expert, the expert with noise, and a human."""
+"""Actors that are not trained: random, constant and expert baselines, an actor with noise, and a human."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lrl.policies.actor import Actor, ActorWrapper
 from lrl.prompts import get_response_format
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
-_CELL = re.compile(r"row (\d+) column (\d+)")
+_POSITION = re.compile(r"row (\d+) column (\d+)")
 
 
 Expert = Callable[[Any], int]
@@ -44,9 +44,9 @@ def expert_for(codec: TextCodec) -> Expert:
 
 
 def advised_action(observation: AdvisedObservation) -> int:
-    """Return the action of an expert that is part of the environment and has access to its whole state.
+    """Return the action that the environment's own expert, which knows the whole state, recommends in an observation.
 
-    :meth:`ExpertActor.prepare` makes the environments add this action to observations.
+    :meth:`ExpertActor.prepare` makes the environments add this action to their observations.
 
     Raises:
         ValueError: If the observation contains no advised action.
@@ -60,53 +60,54 @@ def advised_action(observation: AdvisedObservation) -> int:
 
 @final
 class FrozenLakeExpert:
-    """Solves the map in the observation by value iteration; of equally good actions it takes the first.
+    """Computes an optimal policy of the map in the observation by value iteration, and returns its first best action.
 
     Args:
-        is_slippery: whether moves can slip to the sides.
+        is_slippery: whether a move can go to one of the two sides instead.
     """
 
     def __init__(self, is_slippery: bool = True) -> None:
         self.is_slippery = is_slippery
-        self._solved: dict[Desc, list[int]] = {}
+        self._best_actions: dict[Desc, list[int]] = {}
 
     def __call__(self, observation: str) -> int:
-        """Return the best action in the state that the observation shows."""
+        """Return the index of the best action in the state that the observation describes."""
         state, desc = read_drawing(observation)
-        if desc not in self._solved:
+        if desc not in self._best_actions:
             table = transition_table(desc, self.is_slippery)
-            self._solved[desc] = optimal_q([table])[0].argmax(-1).tolist()
-        return self._solved[desc][state]
+            self._best_actions[desc] = optimal_q([table])[0].argmax(-1).tolist()
+        return self._best_actions[desc][state]
 
 
 def read_drawing(observation: str) -> tuple[int, Desc]:
-    """Return state and map of a FrozenLake observation. This is the inverse of :func:`lrl.codecs.toy_text.render_map`.
+    """Return the state index and the map of a FrozenLake observation.
 
-    The observation does not show the cell under the agent. It is the start if the map shows no start, else ice.
+    This is the inverse of :func:`lrl.codecs.toy_text.render_map`. The observation does not show the cell of the agent.
+    This cell is the start if no other cell is the start, and ice otherwise.
 
     Raises:
         ValueError: If the observation contains no map.
     """
-    match = _CELL.search(observation)
+    match = _POSITION.search(observation)
     if match is None:
         raise ValueError(f"observation is {observation!r}; the expert needs a line 'row R column C' and a map.")
-    drawn = [line.replace(" ", "") for line in observation[match.end() :].strip().splitlines()]
-    under = "F" if any("S" in line for line in drawn) else "S"
+    rows = [line.replace(" ", "") for line in observation[match.end() :].strip().splitlines()]
+    agent_cell = "F" if any("S" in line for line in rows) else "S"
     row, column = int(match[1]), int(match[2])
-    return row * len(drawn[0]) + column, tuple(line.replace("A", under) for line in drawn)
+    return row * len(rows[0]) + column, tuple(line.replace("A", agent_cell) for line in rows)
 
 
 class FixedActor(Actor):
-    """Abstract base class of actors that choose the text of an action and write it in a response format.
+    """Abstract base class of actors that choose an action as text and respond in a response format.
 
-    A turn counts as one token.
+    A turn has one token, whose log-probability is that of the chosen action.
 
     Args:
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
     probability: float = 1.0
-    """Probability of a chosen action; nan if there are infinitely many."""
+    """Probability of the chosen action; NaN if there are infinitely many actions."""
 
     def __init__(self, response_format: str = "think_answer") -> None:
         super().__init__()
@@ -114,7 +115,12 @@ class FixedActor(Actor):
 
     @abstractmethod
     def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
-        """Return the text of an action for each row."""
+        """Return the text of one action per row.
+
+        Args:
+            observations: current observations, one per row.
+            keys: counters that determine the random numbers.
+        """
 
     @property
     def response_format(self) -> str:
@@ -122,8 +128,8 @@ class FixedActor(Actor):
         return self._format_name
 
     @property
-    def text(self) -> TextCodec:
-        """The codec of the environment."""
+    def connected_codec(self) -> TextCodec:
+        """The codec of the environment, which must have been set by :meth:`connect`."""
         assert self.codec is not None, "connect() comes first"
         return self.codec
 
@@ -144,7 +150,7 @@ class FixedActor(Actor):
 
 @final
 class RandomActor(FixedActor):
-    """Takes every action with equal probability, always in a valid format."""
+    """Takes every action with equal probability, and always responds in a valid format."""
 
     def connect(self, codec: TextCodec) -> None:
         """Set the codec.
@@ -157,8 +163,8 @@ class RandomActor(FixedActor):
         self.probability = math.nan if codec.action_texts is None else 1 / len(codec.action_texts)
 
     def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
-        """Sample an action per row from one uniform number."""
-        return [self.text.random_action_text(uniform) for uniform in token_uniforms(keys, 1)[:, 0].tolist()]
+        """Sample one action per row."""
+        return [self.connected_codec.random_action_text(uniform) for uniform in token_uniforms(keys, 1)[:, 0].tolist()]
 
 
 @final
@@ -166,7 +172,7 @@ class ConstantActor(FixedActor):
     """Takes the same action in every state.
 
     Args:
-        action: text of the action; None selects the first action, or zero if actions are numbers.
+        action: text of the action; None selects the codec's default: the first action, or zeros for numeric actions.
         response_format: ``direct``, ``think_answer`` or ``final_answer``.
     """
 
@@ -177,15 +183,16 @@ class ConstantActor(FixedActor):
         self.action = action
 
     def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
-        """Repeat the action for each row.
+        """Return the constant action for every row.
 
         Raises:
-            ValueError: If the environment has no such action.
+            ValueError: If ``action`` is not legal in the environment.
         """
         if self.action is None:
-            return [self.text.default_action_text] * len(observations)
+            return [self.connected_codec.default_action_text] * len(observations)
+        codec = self.connected_codec
         try:
-            return [self.text.action_to_text(self.text.text_to_action(self.action))] * len(observations)
+            return [codec.action_to_text(codec.text_to_action(self.action))] * len(observations)
         except InvalidActionError as error:
             raise ValueError(f"policy.action is {self.action!r}, which is not legal: {error}.") from error
 
@@ -205,7 +212,7 @@ class ExpertActor(FixedActor):
         self.expert = expert
 
     def connect(self, codec: TextCodec) -> None:
-        """Set the codec, and look up its expert if none is given.
+        """Set the codec, and select the expert for it if no expert was given.
 
         Raises:
             ValueError: If no expert is given and none is known for this codec.
@@ -213,31 +220,32 @@ class ExpertActor(FixedActor):
         super().connect(codec)
         if self.expert is None:
             self.expert = expert_for(codec)
-        self.greedy_is_reproducible = self.expert is not advised_action  # which depends on more than the text
+        # An expert in the environment may use state that is not part of the text.
+        self.greedy_is_reproducible = self.expert is not advised_action
 
     def prepare(self, envs: VectorEnv) -> None:
-        """Make the environments add their expert's action to observations, if that expert is used."""
+        """Make the environments add the action of their own expert to observations, if this expert is used."""
         if self.expert is advised_action:
             vectorised: Any = envs  # Gymnasium does not type set_attr
             vectorised.set_attr("advises", True)
 
     def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
-        """Ask the expert, row by row."""
+        """Return the expert's action for every row."""
         assert self.expert is not None, "connect() comes first"
-        return [self.text.action_to_text(self.expert(observation)) for observation in observations]
+        return [self.connected_codec.action_to_text(self.expert(observation)) for observation in observations]
 
 
 @final
 class NoisyActor(ActorWrapper):
-    """Replaces a share of another actor's actions by random legal actions.
+    """Replaces a share of another actor's actions by random legal actions, to record demonstrations.
 
-    Demonstrations recorded with it show how to recover from mistakes: as in DART (arXiv:1703.09327), the noise changes
-    the trajectory, while the actor's own actions are learned. :attr:`~lrl.types.Decisions.replaced` holds the replaced
-    actions.
+    As in DART (arXiv:1703.09327), the random actions lead to states from which the actor recovers, and the
+    demonstrations contain the actions that the actor itself chose. They are stored in
+    :attr:`~lrl.types.Decisions.replaced`.
 
     Args:
         actor: the wrapped actor, connected and configured; it responds in text or acts natively.
-        random_share: probability of a random action in each turn.
+        random_share: probability with which an action is replaced, in [0, 1).
 
     Raises:
         ValueError: If the share is not in [0, 1).
@@ -258,21 +266,21 @@ class NoisyActor(ActorWrapper):
         actions, memory = list(decisions.actions), list(decisions.memory)
         replaced: dict[int, Any] = {}
         uniforms = token_uniforms(replace(keys, purpose=f"noise of {keys.purpose}"), 2).tolist()
-        for row, (whether, which) in enumerate(uniforms):
-            if whether < self.random_share:
+        for row, (replace_uniform, action_uniform) in enumerate(uniforms):
+            if replace_uniform < self.random_share:
                 replaced[row] = self._native_action(actions[row])
                 if self.response_format is None:
-                    actions[row] = self.codec.random_action(which)
+                    actions[row] = self.codec.random_action(action_uniform)
                 else:
                     render = get_response_format(self.response_format).render
-                    actions[row] = render(self.codec.random_action_text(which))
+                    actions[row] = render(self.codec.random_action_text(action_uniform))
                     if memory[row]:
                         *past, last = memory[row]
                         memory[row] = (*past, PastTurn(last.observation, actions[row]))
         return replace(decisions, actions=actions, memory=memory, replaced=replaced)
 
     def _native_action(self, action: Any) -> Any:
-        """Return the native action of a response or a native action; None for a response without a legal action."""
+        """Return the native action in a native action or a response; None if a response contains no legal action."""
         if self.response_format is None:
             return action
         assert self.codec is not None
@@ -286,10 +294,10 @@ class HumanActor(FixedActor):
     """Asks the user at the keyboard for every action (``lrl watch --human``)."""
 
     def choose(self, observations: Sequence[str], keys: RandomKeys) -> list[str]:
-        """Print the observation and read the action.
+        """Print the observation of the first row, and read its action from the keyboard.
 
         Raises:
-            EOFError: If the line is empty.
+            EOFError: If the user enters an empty line.
         """
         print(f"\n{observations[0]}")
         response = input("> ").strip()

@@ -1,4 +1,4 @@
-"""Policy that reads observations as text and acts natively through a head on a language model's hidden states."""
+"""Policy with a small network (head) on the hidden states of a language model that reads observations as text."""
 
 from __future__ import annotations
 
@@ -38,47 +38,51 @@ _MIB = 2**20
 
 
 @final
-class KeptStates:
-    """Computes one state per text with a frozen language model, and caches it.
+class TextStateCache:
+    """Cache of hidden states of a frozen language model, one per text.
 
-    As in :mod:`lrl.lm.frozen_states`, texts are computed in batches of fixed shapes, so that gradients are
-    bit-identical whether states were cached, dropped or computed again after a resume.
+    As in :mod:`lrl.lm.frozen_states`, states are computed in batches of fixed shapes. A state therefore has the same
+    bits when it is computed again, after it was dropped or after a run was resumed.
 
     Args:
-        max_mib: size of the cache in MiB, beyond which the least recently used states are dropped; None caches nothing.
+        max_mib: maximum size of the cache in MiB; beyond it, the least recently used states are dropped. None disables
+            the cache.
     """
 
     def __init__(self, max_mib: int | None) -> None:
-        self._kept = None if max_mib is None else LRUCache[Tensor](max_mib * _MIB)
+        self._cached = None if max_mib is None else LRUCache[Tensor](max_mib * _MIB)
         self._weights: tuple[Any, ...] = ()
         self._place_matters: dict[tuple[torch.dtype, Shape], bool] = {}
 
     def states(self, model: Any, compute: Callable[[Inputs], Tensor], texts: Inputs) -> Tensor:
-        """Return the states ``(row, hidden)`` of texts; called inside :func:`~lrl.lm.forward.without_gradient`.
+        """Return the hidden states ``(row, hidden)`` of texts, from the cache or computed.
+
+        It must be called inside :func:`~lrl.lm.forward.without_gradient`.
 
         Args:
-            model: the frozen model; if its weights have changed, the cache is emptied.
-            compute: computes states from texts.
+            model: the frozen model. If its weights have changed since the last call, the cache is emptied.
+            compute: computes the states of texts, without the cache.
             texts: ``text_ids``, int64, and ``text_mask``, bool, each ``(row, column)``, right-padded.
         """
-        if self._kept is None:
+        if self._cached is None:
             return compute(texts)
         weights = tuple((id(part), part.data_ptr(), part._version) for part in model.parameters())
         if weights != self._weights:
-            self._kept.clear()
+            self._cached.clear()
             self._place_matters.clear()
             self._weights = weights
         ids, device, dtype = texts["text_ids"], texts["text_ids"].device, compute_dtype(model)
         rows = [tuple(row[:length]) for row, length in zip(ids.tolist(), texts["text_mask"].sum(1).tolist())]
-        kept = {row: self._kept.get((dtype, row)) for row in rows}
-        found = {row: states for row, states in kept.items() if states is not None}
-        missing = [row for row in kept if row not in found]
+        cached = {row: self._cached.get((dtype, row)) for row in rows}
+        found = {row: states for row, states in cached.items() if states is not None}
+        missing = [row for row in cached if row not in found]
 
         def alone(shape: Shape) -> bool:
+            """Return whether a text must be computed alone, because its row in a batch changes its bits."""
             if (dtype, shape) not in self._place_matters:
-                words = model.get_input_embeddings().weight
-                arbitrary = arbitrary_ids(shape.rows, shape.width, len(words), device)
-                self._place_matters[dtype, shape] = place_matters(lambda ids: compute(_full(ids)), arbitrary)
+                embeddings = model.get_input_embeddings().weight
+                arbitrary = arbitrary_ids(shape.rows, shape.width, len(embeddings), device)
+                self._place_matters[dtype, shape] = place_matters(lambda ids: compute(_unpadded(ids)), arbitrary)
             return self._place_matters[dtype, shape]
 
         for batch in fixed_batches([len(row) for row in missing], device, alone, limit=max_positions(model)):
@@ -88,40 +92,41 @@ class KeptStates:
             states = compute({"text_ids": batch_ids, "text_mask": mask})
             found |= {missing[n]: states[row].clone() for row, n in enumerate(batch.texts)}
         for row, states in found.items():
-            self._kept.put((dtype, row), states, states.numel() * states.element_size() + 8 * len(row))
+            self._cached.put((dtype, row), states, states.numel() * states.element_size() + 8 * len(row))
         return torch.stack([found[row] for row in rows])
 
 
-def _full(ids: Tensor) -> Inputs:
+def _unpadded(ids: Tensor) -> Inputs:
+    """Return texts without padding as the inputs of :meth:`HeadPolicy.evaluate`."""
     return {"text_ids": ids, "text_mask": torch.ones_like(ids, dtype=torch.bool)}
 
 
 _STATE_CLIP = 5.0
-"""Largest absolute value of a whitened state."""
+"""Largest absolute value of a component of a whitened state; larger ones are clipped."""
 _OUTPUT_GAIN = 0.1
-"""Gain of the orthogonal initial weights of the last layer."""
+"""Gain of the orthogonal initial weights of the head's last layer."""
 
 
 @register
 @final
 class HeadPolicy(NativePolicy):
-    """A small network on the hidden state of an observation's last token in a language model: one token per turn.
+    """A small network (head) on a language model's hidden state of the last token of an observation.
 
-    The distribution is a softmax over a Discrete action space. For a Box it is a Gaussian whose standard deviation does
-    not depend on the state. The language model reads only the text of the observation, without system message, history
-    and chat template. The critic is a separate network on the numbers of the observation, as in an
-    :class:`~lrl.policies.mlp.MLPPolicy`.
+    A turn is one token. The action distribution is a softmax for a Discrete action space, and a Gaussian for a Box; the
+    standard deviation of the Gaussian does not depend on the state. The language model reads only the text of the
+    observation, without system message, history and chat template. The critic is a separate network on the numbers of
+    the observation, as in an :class:`~lrl.policies.mlp.MLPPolicy`.
 
     Args:
-        language_model: specifies the causal LM; ``random_init`` initialises its weights at random.
+        language_model: specifies the causal LM; with ``random_init`` it has random weights.
         hidden_sizes: sizes of the hidden layers of the head.
         activation: activation of head and critic: ``relu``, ``tanh``, ``gelu`` or ``silu``.
-        whiten_states: whitens the states by running statistics. Principal components with at least this share of the
-            largest standard deviation are scaled to unit variance. Null does not whiten states.
-        max_text_tokens: maximum number of tokens of an observation; a longer one is an error, because truncation would
-            drop numbers.
-        freeze_trunk: whether to train only the head. States are then computed once: in the rollout, or for
-            demonstrations in the first pass.
+        whiten_states: smallest standard deviation, as a share of the largest one, of the principal components of the
+            hidden states that are scaled to unit variance, by running statistics. Null does not whiten states.
+        max_text_tokens: maximum number of tokens of an observation. A longer observation raises an error, because
+            truncation could remove numbers.
+        freeze_trunk: whether the language model is frozen. Hidden states are then computed once: in the rollout, or in
+            the first pass over demonstrations.
         critic: configures the value network; null creates none.
         initial_log_std: initial logarithm of the standard deviation of the Gaussian.
         init_seed: seed of the initial weights of head and critic; null selects the run's seed.
@@ -150,7 +155,7 @@ class HeadPolicy(NativePolicy):
             raise ValueError(f"policy.hidden_sizes is {list(hidden_sizes)}; all must be positive.")
         if freeze_trunk and language_model.lora is not None:
             raise ValueError("policy.freeze_trunk is true, but language_model.lora is set; one of them must be unset.")
-        mlp((1, 1), activation)
+        mlp((1, 1), activation)  # raises if the activation is unknown
         self.trunk = LanguageModelTrunk(language_model)
         self.language_model = self.trunk.language_model
         self.hidden_sizes, self.activation = tuple(hidden_sizes), activation
@@ -159,14 +164,14 @@ class HeadPolicy(NativePolicy):
         self.initial_log_std, self.init_seed = initial_log_std, init_seed
         self.layers: nn.Sequential | None = None
         self._reference: list[nn.Module] = []
-        self._kept_states = KeptStates(language_model.state_cache_mb)
+        self._state_cache = TextStateCache(language_model.state_cache_mb)
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        """Set the spaces, which determine the outputs of the head and the inputs of the critic.
+        """Set the spaces, which determine the number of outputs of the head and of inputs of the critic.
 
         Raises:
-            ValueError: If the action space is neither Discrete nor a Box, if the codec needs more than the observation,
-                or if there is a critic and observations are not numeric.
+            ValueError: If the action space is neither Discrete nor a Box, if the codec needs information besides the
+                observation, or if there is a critic and observations are not numeric.
         """
         check_spaces("HeadPolicy", observation_space, action_space, numbers=False)
         if self.codec is not None and self.codec.needs_context:
@@ -201,47 +206,48 @@ class HeadPolicy(NativePolicy):
         self.whitening = nn.Identity() if floor is None else RunningWhitening(width, _STATE_CLIP, floor)
 
     def _freeze(self) -> None:
-        """Freeze the trunk if ``freeze_trunk`` is set, and the language modelling head, which is not used."""
+        """Freeze the language model if ``freeze_trunk`` is set, and its output embeddings, which are not used."""
         if self.freeze_trunk:
             self.language_model.requires_grad_(False)
-        words, head = (getattr(self.language_model.model, f"get_{end}_embeddings")() for end in ("input", "output"))
-        if head.weight is not words.weight:
-            head.requires_grad_(False)
+        model: Any = self.language_model.model
+        if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
+            model.get_output_embeddings().requires_grad_(False)
 
     def build_reference(self, warm_started: bool) -> None:
-        """Keep the current weights as the reference: of a trainable trunk like any policy, of the head as a copy."""
+        """Keep the current weights as the reference: a copy of the head, and the language model unless it is frozen."""
         if not self.freeze_trunk:
             super().build_reference(warm_started)
-        parts = self.whitening, self.layers, self.head
-        self._reference = [copy.deepcopy(part).requires_grad_(False) for part in parts if part is not None]
+        modules = self.whitening, self.layers, self.head
+        self._reference = [copy.deepcopy(module).requires_grad_(False) for module in modules if module is not None]
 
     def encode_observation(self, observation: Any) -> list[int]:
         """Return the token ids of one native observation.
 
         Raises:
-            ValueError: If there are more than ``max_text_tokens``, or none.
+            ValueError: If the observation has more than ``max_text_tokens`` tokens, or none.
         """
         assert self.codec is not None
         text = observation if isinstance(observation, str) else self.codec.observation_to_text(observation)
         ids = self.language_model.tokenizer.encode_observation(text)
         if not ids:
             raise ValueError(
-                f"an observation has the text {text!r}, of which the tokenizer of {self.language_model.config.name!r} "
-                "makes no tokens; model.policy is a HeadPolicy and needs at least one."
+                f"an observation has the text {text!r}, which the tokenizer of {self.language_model.config.name!r} "
+                "converts to no tokens; a HeadPolicy needs at least one."
             )
         if len(ids) > self.max_text_tokens:
             raise ValueError(
-                f"policy.max_text_tokens is {self.max_text_tokens}; an observation takes {len(ids)}: {text[:60]!r}..."
+                f"policy.max_text_tokens is {self.max_text_tokens}; an observation has {len(ids)} tokens: "
+                f"{text[:60]!r}..."
             )
         return ids
 
     def outputs(self, inputs: Inputs, reference: bool = False) -> Tensor:
-        """Compute logits or means ``(turn, action)``.
+        """Compute the outputs of the head, ``(turn, action)``: logits, or the means of a Gaussian.
 
         Args:
-            inputs: ``text_ids`` and ``text_mask``, each ``(turn, column)``, right-padded; for a frozen trunk
-                ``states``, ``(turn, hidden)``.
-            reference: whether to compute them under the policy at the start of this run, without gradient.
+            inputs: ``text_ids`` and ``text_mask``, each ``(turn, column)``, right-padded. If the language model is
+                frozen, ``states``, ``(turn, hidden)``, are used instead.
+            reference: whether to use the weights at the start of this run, without gradient.
         """
         if reference:
             with without_gradient(self):
@@ -261,24 +267,28 @@ class HeadPolicy(NativePolicy):
         return at_least_float32(states)
 
     def _check_precision(self, states: Tensor) -> None:
-        """Raise if states ``(turn, hidden)`` of a trained trunk are whitened in 16 bits, which amplifies rounding."""
-        halved = torch.is_autocast_enabled(states.device.type) or states.dtype in HALVED
-        if self.whiten_states is not None and not self.freeze_trunk and halved:
+        """Check that 16-bit states ``(turn, hidden)`` are not whitened while the language model is trained.
+
+        Raises:
+            ValueError: If they are, because whitening amplifies their rounding errors.
+        """
+        is_16_bit = torch.is_autocast_enabled(states.device.type) or states.dtype in HALVED
+        if self.whiten_states is not None and not self.freeze_trunk and is_16_bit:
             raise ValueError(
-                f"policy.whiten_states is {self.whiten_states} on a trunk that is trained in 16 bits; it must be null, "
-                "or freeze_trunk true, or the precision 32 bits."
+                f"policy.whiten_states is {self.whiten_states}, and the language model is trained in 16 bits; "
+                "whiten_states must be null, freeze_trunk true, or the precision 32 bits."
             )
 
     def _head_outputs(self, states: Tensor, whitening: Any, layers: Any) -> Tensor:
         """Compute logits or means ``(turn, action)`` from states ``(turn, hidden)``."""
-        with without_autocast(states.device):  # 16 bits are too coarse for log-probabilities
+        with without_autocast(states.device):  # 16 bits are too imprecise for log-probabilities
             weights = next(layers.parameters())
             return at_least_float32(layers(whitening(states).to(weights.dtype)))
 
     def act(
         self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
-        """Sample one action per row, without values; at temperature 0 take the most probable action, or the mean."""
+        """Sample one action per row, or take the most probable one (of a Gaussian, the mean) at temperature 0."""
         text = self._text(observations)
         with without_gradient(self):
             states = self._states(text)
@@ -303,23 +313,23 @@ class HeadPolicy(NativePolicy):
         return {"text_ids": padded["prompt_ids"], "text_mask": padded["prompt_mask"]}
 
     def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
-        """Return texts, observations for the critic, and demonstrated actions as the inputs of :meth:`evaluate`."""
+        """Return the inputs of :meth:`evaluate`: texts, demonstrated actions, and observations if there is a critic."""
         observations = [turn.observation for turn in turns]
         inputs = self._text(observations) | self.head.encode([turn.action for turn in turns])
         return inputs | {"observation": self.vectors(observations, self.critic)} if self.has_critic else inputs
 
     def statistics_input(self, inputs: Inputs, name: str) -> Tensor:
-        """Return an input ``(turn, size)`` of running statistics; states are computed if only texts are given."""
+        """Return an input ``(turn, size)`` of running statistics; missing hidden states are computed."""
         return self._with_states(inputs, name == "states")[name]
 
     def _with_states(self, inputs: Inputs, needed: bool) -> Inputs:
-        """Return the inputs with states if they are needed; those of sampled turns are known from the rollout."""
+        """Return ``inputs``, with hidden states added if they are needed; those of sampled turns are already there."""
         if not needed or "states" in inputs:
             return inputs
         with without_gradient(self):
             if not self.freeze_trunk:
                 return {**inputs, "states": self._states(inputs)}
-            return {**inputs, "states": self._kept_states.states(self.language_model.model, self._states, inputs)}
+            return {**inputs, "states": self._state_cache.states(self.language_model.model, self._states, inputs)}
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
         """Compute log-probabilities and entropy of the actions, each ``(turn, 1)``; dropout is always off."""
@@ -333,7 +343,7 @@ class HeadPolicy(NativePolicy):
         )
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
-        """Divide turns among passes of the language model; with a frozen trunk all turns are in one pass."""
+        """Divide turns among forward passes; if the language model is frozen, all turns are in one pass."""
         if self.freeze_trunk or "text_ids" not in batch.inputs:
             return super().passes(batch, gradient)
         texts = {"prompt_ids": batch.inputs["text_ids"], "prompt_mask": batch.inputs["text_mask"]}

@@ -1,4 +1,4 @@
-"""Policy that is a small network on native observations, as a baseline for language models."""
+"""Policy with a small network on native observations, a baseline for language models."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, Random
 @register
 @final
 class MLPPolicy(NativePolicy):
-    """A multilayer perceptron on native observations: one token per turn.
+    """A multilayer perceptron on native observations; a turn is one token.
 
-    The distribution is a softmax over a Discrete action space. For a Box it is a Gaussian whose standard deviation does
-    not depend on the state; samples are clipped to the space before they are passed to the environment.
+    The action distribution is a softmax for a Discrete action space, and a Gaussian for a Box. The standard deviation
+    of the Gaussian does not depend on the state. Its samples are clipped to the bounds of the Box for the environment.
 
     Args:
         hidden_sizes: sizes of the hidden layers of actor and critic.
         activation: ``relu``, ``tanh``, ``gelu`` or ``silu``.
         normalise_observations: whether to normalise observations by their running mean and standard deviation, which
-            change only between collections. In behaviour cloning they are those of the demonstrations.
+            change only between collections. Behaviour cloning uses the statistics of the demonstrations.
         observation_clip: largest absolute value of a normalised observation.
         initial_log_std: initial logarithm of the standard deviation of the Gaussian.
         critic: whether the policy has a value function.
@@ -62,11 +62,11 @@ class MLPPolicy(NativePolicy):
         super().__init__()
         if not hidden_sizes or min(hidden_sizes) < 1:
             raise ValueError(f"policy.hidden_sizes is {list(hidden_sizes)}; it must be one or more positive sizes.")
-        mlp((1, 1), activation)
+        mlp((1, 1), activation)  # raises if the activation is unknown
         self.observation_clip = observation_clip
         self.hidden_sizes, self.activation, self.init_seed = tuple(hidden_sizes), activation, init_seed
         self.normalise_observations, self.has_critic = normalise_observations, critic
-        self.critic_config = critic  # the argument, for checkpoints
+        self.critic_config = critic  # the constructor argument, which checkpoints store
         self.initial_log_std = initial_log_std
         self.actor: nn.Sequential | None = None
         self._reference: list[MLPPolicy] = []
@@ -99,7 +99,7 @@ class MLPPolicy(NativePolicy):
     def forward(self, seen: Tensor) -> Tensor:
         """Compute logits or means ``(row, action)`` from normalised observations ``(row, size)``."""
         assert self.actor is not None, "configure() comes first"
-        with without_autocast(seen.device):  # half precision is too coarse for log-probabilities
+        with without_autocast(seen.device):  # 16 bits are too imprecise for log-probabilities
             return at_least_float32(self.actor(seen))
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class MLPPolicy(NativePolicy):
     ) -> Decisions:
         """Sample one action per row; at temperature 0 take the most probable one, or the mean.
 
-        Values are computed after the collection for all turns at once, in a tenth of the time.
+        The values of all turns are computed together after the collection, which takes a tenth of the time.
         """
         seen = self.vectors(observations, self.actor)
         native, actions, logprobs = self.head.sample(self(self.norm(seen)), keys, sampling)

@@ -1,4 +1,4 @@
-"""Policies that can be trained: the interface that every algorithm uses, and what language-model policies share."""
+"""Interface of trainable policies, which every algorithm uses, and their shared implementation."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from lrl.types import Evaluation, History, Inputs, NativeTurn, Rollout, TurnBatc
 
 @final
 class LanguageModelTrunk:
-    """A language model, the encoding of its prompts, and a value head on its hidden states.
+    """A language model with the encoding of its prompts and a value head on its hidden states.
 
-    It is not a torch module: the policy registers :attr:`language_model` and :attr:`value_head` itself, and these names
-    begin the names of the weights in checkpoints.
+    It is not a torch module. The policy registers :attr:`language_model` and :attr:`value_head` as its own submodules,
+    so that these are the first parts of the names of weights in checkpoints.
 
     Args:
         config: specifies the causal LM.
-        max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
+        max_prompt_tokens: maximum number of tokens of a prompt. The oldest turns of history are removed from a longer
+            prompt.
         value_head: configures a critic on the hidden states; None creates none.
     """
 
@@ -53,7 +54,12 @@ class LanguageModelTrunk:
     def encode_all(
         self, prompt: PromptTemplate, codec: TextCodec, turns: Sequence[tuple[str, History]]
     ) -> list[list[int]]:
-        """Return the token ids of the prompts for observations with their histories, encoded together.
+        """Return the token ids of several prompts, which are encoded together.
+
+        Args:
+            prompt: template of the prompts.
+            codec: the codec of the environment.
+            turns: observation and history of each prompt.
 
         Raises:
             ValueError: If a prompt is too long even without history.
@@ -61,13 +67,13 @@ class LanguageModelTrunk:
         return self.language_model.tokenizer.encode_prompts(prompt, codec, turns, self.max_prompt_tokens)
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of the value head and of its adapter."""
+        """Return the weights of the value head, and of the critic's adapter if there is one."""
         own = [] if self.value_head is None else list(self.value_head.parameters())
         return [*own, *self.language_model.critic_parameters()]
 
     @property
     def has_fixed_states(self) -> bool:
-        """True if the hidden states do not change while only the value head is trained."""
+        """True if there is a value head whose inputs do not change while only the critic is trained."""
         return self.value_head is not None and not self.language_model.has_critic_adapter
 
     def values(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -81,14 +87,14 @@ class LanguageModelTrunk:
         inputs = pad_prompts(prompts, model.device)
         inputs["response_ids"] = inputs["prompt_ids"].new_zeros(len(prompts), 1)
         mask = torch.ones(len(prompts), 1, dtype=torch.bool, device=model.device)
-        if model.kept is not None and not model.has_critic_adapter:  # prompts that continue those of the last turn
+        if model.kept is not None and not model.has_critic_adapter:  # prompts may continue those of the previous turn
             unique, index = distinct_prompts(prompts)
             model.prepare_decoding(max(map(len, prompts)), 0)
             with without_gradient(model):
-                return self.value_head(
-                    prefill(model.model, unique, True, model.kept, keep=False).states[index][:, None], mask
-                )[:, 0]
-        after = mask & (model.lower is None)  # with frozen lower layers, the row needs no token after the prompt
+                states = prefill(model.model, unique, True, model.kept, keep=False).states[index]
+                return self.value_head(states[:, None], mask)[:, 0]
+        # With frozen lower layers, rows end with the prompt; otherwise one token follows it.
+        after = mask & (model.lower is None)
         passes, parts = model.passes(inputs, after.sum(1), logits=False), list[Tensor]()
         with without_gradient(model):
             for turns in passes:
@@ -100,40 +106,42 @@ class LanguageModelTrunk:
 
 
 class Policy(Actor):
-    """An actor that can be trained: it evaluates decisions with gradient and keeps a reference; it may have a critic.
+    """Abstract base class of trainable actors.
 
-    A policy with a language model stores it in :attr:`trunk`, which the methods of this class use.
+    A policy computes log-probabilities of past turns with gradient, keeps its weights at the start of the run as a
+    reference, and may have a critic. A policy with a language model stores it in :attr:`trunk`.
     """
 
     trunk: LanguageModelTrunk | None = None
-    """The language model with its prompts and value head; None for a small network."""
+    """The language model with its value head; None if the policy is a small network."""
 
     has_critic: bool = False
     """Whether the policy has a value function."""
 
     demonstration_losses: Sequence[Literal["completion", "all"]] = ()
-    """The values of ``data.loss_on`` with which demonstrations can train the policy; empty if they cannot train it."""
+    """Values of ``data.loss_on`` that the policy supports; empty if it cannot be trained on demonstrations."""
 
     needs_distribution: bool = False
-    """Whether :meth:`evaluate` must return the distribution of each token, which needs memory for the whole vocabulary.
-    Algorithms that use the distribution set it."""
+    """Whether :meth:`evaluate` must return the distribution of each token. Only algorithms that use it set this: a
+    distribution over a vocabulary needs much memory."""
 
     _reference: Sequence[nn.Module] = ()
-    """Copies of small networks at the start of the run. They are not submodules, so checkpoints do not hold them."""
+    """Copies of small networks at the start of the run. They are not submodules and thus not in checkpoints."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and convert the reference with the policy: both must give equal results at equal weights."""
+        """Move and cast the reference together with the policy, so that equal weights give equal results."""
         for part in self._reference:
             part._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
     @abstractmethod
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Compute log-probabilities and entropy of the turns of a batch, with gradient, each ``(turn, token)``.
+        """Compute log-probabilities, entropy and values of past turns, each ``(turn, token)``, with gradient.
 
         Args:
             batch: sampled or demonstrated turns.
-            dropout_seed: seed of dropout. None switches dropout off, as RL needs for a first ratio of 1.
+            dropout_seed: seed of dropout; None disables dropout. RL disables it, so that the probability ratio of the
+                first update is 1.
         """
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
@@ -144,13 +152,18 @@ class Policy(Actor):
             gradient: whether a backward pass follows each forward pass.
 
         Returns:
-            One int64 tensor ``(turn,)`` of indices per pass; every turn occurs once. If there is one pass, it keeps the
-            order of the turns. By default all turns are in one pass, as for a small network.
+            Indices of the turns of each pass, int64 ``(turn,)``; every turn is in one pass. A single pass has the turns
+            in their order. The default is a single pass, which suits a small network.
         """
         return [torch.arange(len(batch), device=batch.response_mask.device)]
 
     def in_passes(self, batch: TurnBatch, compute: Callable[[TurnBatch], Tensor]) -> Tensor:
-        """Return ``compute(batch)``, ``(turn, ...)``, computed in :meth:`passes` without gradient and dropout."""
+        """Return ``compute(batch)``, ``(turn, ...)``, computed pass by pass (see :meth:`passes`) without gradient.
+
+        Args:
+            batch: sampled turns.
+            compute: returns one row ``(...)`` per turn of its argument.
+        """
         passes = self.passes(batch)
         with without_gradient(self):
             if len(passes) == 1:
@@ -159,7 +172,7 @@ class Policy(Actor):
         return torch.empty_like(parts).index_copy_(0, torch.cat(passes), parts)
 
     def check_gradients(self) -> None:  # noqa: B027 (most policies can be trained by gradients)
-        """Raise if gradients cannot train the policy.
+        """Check that the policy can be trained by gradients.
 
         Raises:
             ValueError: If the policy is not differentiable.
@@ -205,7 +218,7 @@ class Policy(Actor):
 
     @property
     def has_critic_adapter(self) -> bool:
-        """True if the critic reads the language model through a separate adapter."""
+        """True if the critic uses a separate adapter of the language model."""
         return self.trunk is not None and self.trunk.language_model.has_critic_adapter
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -213,23 +226,23 @@ class Policy(Actor):
         return [] if self.trunk is None else self.trunk.critic_parameters()
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient.
+        """Compute the values ``(row,)`` of states, such as those after the last turns of a rollout, without gradient.
 
         Args:
-            observations: one per row.
-            memory: the history of the episode, one per row.
+            observations: observations of the states, one per row.
+            memory: histories of the episodes before these observations, one per row.
 
         Raises:
             ValueError: If the policy has no critic.
         """
         if self.trunk is None or self.trunk.value_head is None:
-            raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have one.")
+            raise ValueError(f"model.policy is a {type(self).__name__} without critic; it must have a critic.")
         return self.trunk.values([self.encode(*row) for row in zip(observations, memory, strict=True)])
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
         """Return a function that computes values of a batch while only the critic's weights are trained.
 
-        The inputs of these weights are computed once, if they do not change.
+        If the inputs of the critic do not change during this training, they are computed once, before it.
 
         Args:
             batch: sampled turns.
@@ -260,11 +273,11 @@ class Policy(Actor):
 
     @abstractmethod
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Compute log-probabilities ``(turn, token)`` under the policy at the start of this run, without gradient."""
+        """Compute log-probabilities ``(turn, token)`` under the reference policy, without gradient."""
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the base weights, which checkpoints do not hold; empty if there is no base model."""
+        """Hash of the base model's weights, which checkpoints do not contain; empty if there is no base model."""
         return "" if self.trunk is None else self.trunk.language_model.fingerprint
 
     # -- running statistics --------------------------------------------------------------------------------------
@@ -276,31 +289,37 @@ class Policy(Actor):
         reduce: Callable[[Tensor], Tensor] | None = None,
         parts: Sequence[RunningStatistics] | None = None,
     ) -> None:
-        """Add a collection to the running statistics. A second call for the same collection changes nothing.
+        """Add the turns of a collection to the running statistics.
 
-        The statistics take effect at :meth:`settle_statistics`.
+        A second call for the same collection changes nothing. The new statistics are used after
+        :meth:`settle_statistics`.
 
         Args:
             batch: the collected turns.
             collection: index of the collection in the run.
-            reduce: sums a tensor over ranks; None for a single process.
-            parts: the statistics to add to; None selects all.
+            reduce: sums a tensor over ranks; None if there is one rank.
+            parts: the statistics to which the turns are added; None selects all.
         """
         for part in self._statistics() if parts is None else parts:
             part.learn(self.statistics_input(batch.inputs, part.reads), collection, reduce)
 
     def statistics_input(self, inputs: Inputs, name: str) -> Tensor:
-        """Return the input ``(turn, size)`` with this name, from which running statistics are computed."""
+        """Return the tensor ``(turn, size)`` from which running statistics are computed.
+
+        Args:
+            inputs: inputs of :meth:`evaluate`.
+            name: name of the tensor.
+        """
         return inputs[name]
 
     def settle_statistics(self, collection: int) -> None:
-        """Apply the statistics of earlier collections; called at the start of ``collection``."""
+        """Use the statistics of all earlier collections from now on; called at the start of ``collection``."""
         for part in self._statistics():
             part.settle(collection)
 
     @property
     def empty_statistics(self) -> list[RunningStatistics]:
-        """The running statistics without data, neither from this run nor from the run that it started from."""
+        """The running statistics without data, either from this run or from the run whose weights it started from."""
         return [part for part in self._statistics() if part.is_empty]
 
     def _statistics(self) -> list[RunningStatistics]:
@@ -314,23 +333,30 @@ class Policy(Actor):
         return self.encode_all([(observation, history)])[0]
 
     def encode_all(self, turns: Sequence[tuple[Any, History]]) -> list[list[int]]:
-        """Return the token ids of the prompts for observations with their histories, encoded together.
+        """Return the token ids of several prompts, which are encoded together.
+
+        Args:
+            turns: observation and history of each prompt.
 
         Raises:
-            ValueError: If the policy reads no prompts, or if a prompt is too long even without history.
+            ValueError: If the policy uses no prompts, or if a prompt is too long even without history.
         """
         if self.trunk is None or self.prompt is None or self.codec is None:
-            raise ValueError(f"model.policy is a {type(self).__name__}, which reads no prompts.")
+            raise ValueError(f"model.policy is a {type(self).__name__}, which uses no prompts.")
         return self.trunk.encode_all(self.prompt, self.codec, turns)
 
     def prompt_text(self, observation: Any, history: History) -> str:
-        """Return the prompt that the language model reads, special tokens included; empty if it reads no prompts."""
+        """Return the prompt as text, including special tokens; empty if the policy uses no prompts."""
         if self.trunk is None or self.prompt is None:
             return ""
         return self.trunk.language_model.tokenizer.decode(self.encode(observation, history))
 
     def write(self, action_text: str, reasoning: str) -> str:
-        """Return a response in the format that the prompt asks for.
+        """Return a response in the response format of the prompt.
+
+        Args:
+            action_text: the text of the action.
+            reasoning: text before the action, if the format has reasoning.
 
         Raises:
             ValueError: If the policy does not respond in text.
@@ -344,15 +370,18 @@ class Policy(Actor):
         return self.encode_responses([response])[0]
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of demonstrated responses, as :meth:`act` would have sampled them.
+        """Return the token ids of demonstrated responses, with the end token that :meth:`act` would have sampled.
 
         Raises:
-            ValueError: If demonstrations cannot train this policy, or if it cannot write a response.
+            ValueError: If the policy cannot be trained on demonstrated responses, or cannot generate one of them.
         """
         raise ValueError(f"model.policy is a {type(self).__name__}, which demonstrations cannot train.")
 
     def encode_turns(self, turns: Sequence[NativeTurn]) -> Inputs:
-        """Return the inputs that :meth:`evaluate` needs for demonstrated native actions, each ``(turn, ...)``.
+        """Return the inputs of :meth:`evaluate` for demonstrated native actions, each ``(turn, ...)``.
+
+        Args:
+            turns: native observations and actions.
 
         Raises:
             ValueError: If the policy does not act natively.
@@ -361,12 +390,12 @@ class Policy(Actor):
 
 
 class NativePolicy(Policy):
-    """Abstract base class of policies that act natively, whose critic is a separate network on the observations.
+    """Abstract base class of policies with native actions, whose critic is a separate network on observations.
 
     Attributes:
         critic: the value network; None before :meth:`configure`, and if there is none.
-        norm: normalises observations for the critic; set by :meth:`configure`.
-        spaces: of observations and actions; set by :meth:`connect_spaces`.
+        norm: normalisation of the critic's inputs; set by :meth:`configure`.
+        spaces: observation space and action space; set by :meth:`connect_spaces`.
     """
 
     demonstration_losses = ("completion",)
@@ -383,7 +412,12 @@ class NativePolicy(Policy):
         return None
 
     def vectors(self, observations: Sequence[Any], network: Any) -> Tensor:
-        """Return observations as ``(row, size)``, with the data type and device of a network's weights."""
+        """Return observations as a tensor ``(row, size)``.
+
+        Args:
+            observations: native observations, one per row.
+            network: a sequential network, whose weights determine data type and device.
+        """
         assert self.spaces is not None, "connect_spaces() comes first"
         return vectors(self.spaces[0], observations, network[0].weight)
 
@@ -392,21 +426,22 @@ class NativePolicy(Policy):
         return [] if self.critic is None else list(self.critic.parameters())
 
     def state_values(self, observations: Sequence[Any], memory: list[History]) -> Tensor:
-        """Estimate the values ``(row,)`` of states in which no decision was made yet, without gradient."""
+        """Compute the values ``(row,)`` of states without gradient; the history is not used."""
         if self.critic is None:
             return super().state_values(observations, memory)
         with torch.no_grad():
             return self.values(self.norm(self.vectors(observations, self.critic)))[:, 0]
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the weights of the value network, without a pass of the actor."""
+        """Return a function that computes values without a pass of the actor; see :meth:`Policy.critic_view`."""
         seen = self.norm(batch.inputs["observation"])
         return lambda index: self.values(seen[index])
 
     def values(self, seen: Tensor) -> Tensor:
-        """Compute values ``(row, 1)`` of normalised observations ``(row, size)``, never in half precision.
+        """Compute values ``(row, 1)`` of normalised observations ``(row, size)``.
 
-        Autocast is disabled: it would round the values, and would use cached copies of weights that are being fitted.
+        Autocast is disabled, because it would round the values to 16 bits and would use cached copies of weights that a
+        fit changes.
         """
         assert self.critic is not None
         with without_autocast(seen.device):

@@ -1,4 +1,4 @@
-"""Actors that keep greedy responses, and that sample a response again if it holds no legal action."""
+"""Wrappers of actors: a cache of greedy responses, and retries of responses without a legal action."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MAX_CACHED = 20_000
 
 @final
 class ResponseCache(ActorWrapper):
-    """Acts like a greedy policy, but computes the response to the same observation and history only once.
+    """Wraps a greedy actor, and computes the response to the same observation and history only once.
 
     Args:
-        actor: an actor whose greedy actions depend on nothing else (``greedy_is_reproducible``).
+        actor: an actor with ``greedy_is_reproducible``: its greedy actions depend only on observation and history.
     """
 
     def __init__(self, actor: Actor) -> None:
@@ -33,15 +33,16 @@ class ResponseCache(ActorWrapper):
     def act(
         self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
-        """Return the greedy responses, without tokens."""
+        """Return the greedy responses, from the cache where possible; the decisions have no tokens."""
         if len(self._responses) > _MAX_CACHED:
             self._responses.clear()
         states = list(zip(observations, memory, strict=True))
         new = {state: row for row, state in enumerate(states) if state not in self._responses}
         if new:
             rows = list(new.values())
-            some = replace(keys, env=keys.env[rows], turn=keys.turn[rows])
-            decisions = self.actor.act([seen for seen, _ in new], [history for _, history in new], some, sampling)
+            new_keys = replace(keys, env=keys.env[rows], turn=keys.turn[rows])
+            new_observations, new_memory = map(list, zip(*new, strict=True))
+            decisions = self.actor.act(new_observations, new_memory, new_keys, sampling)
             self._responses.update(zip(new, zip(decisions.actions, decisions.memory, strict=True), strict=True))
         responses, histories = zip(*(self._responses[state] for state in states), strict=True)
         return without_tokens(responses, list(histories))
@@ -51,12 +52,12 @@ class ResponseCache(ActorWrapper):
 class InvalidRetryConfig:
     """Configures how often a response without a legal action is sampled again.
 
-    The defaults are those of rlft4rl, which raises an error if the last response is invalid as well; here the
-    environment's rule for invalid actions applies then.
+    If the last response is still invalid, the environment's rule for invalid actions applies. The defaults are those of
+    rlft4rl, which instead raises an error in this case.
     """
 
     max_retries: NonNegativeInt = 10
-    """Maximum number of further responses to one prompt; 0 takes the first response even if it is invalid."""
+    """Maximum number of further responses to a prompt; 0 always uses the first response."""
     temperature: NonNegativeFloat = 0.3
     """Temperature of the further responses."""
 
@@ -66,34 +67,35 @@ class InvalidRetryConfig:
 
 @dataclass(kw_only=True)
 class TurnCounts:
-    """Counts prompts and responses; greedy evaluation of a chat model counts equal prompts once."""
+    """Counts prompts and responses. In greedy evaluation of a chat model, equal prompts count once."""
 
     asked: int = 0
     """Number of prompts."""
     asked_again: int = 0
-    """Prompts whose first response held no legal action and was sampled again."""
+    """Number of prompts whose first response contained no legal action and was sampled again."""
     further_responses: int = 0
-    """Responses after the first ones."""
+    """Number of responses in addition to the first response to each prompt."""
     still_invalid: int = 0
-    """Prompts whose last response held no legal action."""
+    """Number of prompts whose last response contained no legal action."""
 
 
 @final
 class RetryingActor(ActorWrapper):
-    """Plays like another actor, but samples a response again if it holds no legal action.
+    """Wraps an actor that responds in text, and samples a response again if it contains no legal action.
 
-    A greedy policy that writes an invalid response often repeats it in the next turn, because the state is unchanged.
-    This wrapper is for evaluation only: in training every sampled response counts.
+    A greedy policy often repeats an invalid response in the next turn, because the state has not changed. The wrapper
+    is used in evaluation only, because training needs every sampled response.
 
     Args:
-        actor: writes text.
+        actor: an actor that responds in text.
         invalid_retries: how often a response is sampled again, and at which temperature.
 
     Raises:
-        ValueError: If the actor does not write text, or if it would write the same response again.
+        ValueError: If retries are configured and the actor does not respond in text, or the temperature of the retries
+            is 0.
 
     Attributes:
-        counts: the counts so far.
+        counts: counts since the construction of this object.
     """
 
     writes_text = True
@@ -111,7 +113,7 @@ class RetryingActor(ActorWrapper):
             )
         self.invalid_retries, self.counts = invalid_retries, TurnCounts()
         self.asks_chat_model = actor.asks_chat_model
-        # Further responses of other actors differ between episodes, so they must not be kept by observation.
+        # Further responses of other actors differ between episodes, so the caller must not cache them by observation.
         self.greedy_is_reproducible = actor.greedy_is_reproducible and actor.asks_chat_model
         self._greedy: Actor = actor
 
@@ -133,8 +135,9 @@ class RetryingActor(ActorWrapper):
     def prepare(self, envs: VectorEnv) -> None:
         """Prepare the environments for the wrapped actor, and empty the cache of its greedy responses."""
         super().prepare(envs)
-        keeps = self.actor.greedy_is_reproducible and not self.greedy_is_reproducible  # else the caller keeps them
-        self._greedy = ResponseCache(self.actor) if keeps else self.actor
+        # If this wrapper is reproducible as well, the caller caches its responses.
+        must_cache = self.actor.greedy_is_reproducible and not self.greedy_is_reproducible
+        self._greedy = ResponseCache(self.actor) if must_cache else self.actor
 
     def configure(self) -> None:
         """Load the weights of the wrapped actor."""
@@ -143,11 +146,12 @@ class RetryingActor(ActorWrapper):
     def act(
         self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
-        """Let the wrapped actor decide, and again for rows without a legal action; the decisions have no tokens."""
+        """Return the wrapped actor's responses, sampled again where they contain no legal action; without tokens."""
         greedy = sampling.temperature == 0
         decisions = (self._greedy if greedy else self.actor).act(observations, memory, keys, sampling)
         actions, histories = list(decisions.actions), list(decisions.memory)
-        again, invalid = replace(sampling, temperature=self.invalid_retries.temperature), self._invalid(actions)
+        retry_sampling = replace(sampling, temperature=self.invalid_retries.temperature)
+        invalid = self._invalid(actions)
         self.counts.asked += len(actions)
         self.counts.asked_again += len(invalid) if self.invalid_retries.max_retries else 0
         for attempt in range(1, self.invalid_retries.max_retries + 1):
@@ -155,8 +159,8 @@ class RetryingActor(ActorWrapper):
                 break
             self.counts.further_responses += len(invalid)
             rows = [observations[row] for row in invalid], [memory[row] for row in invalid]
-            own = replace(keys, env=keys.env[invalid], turn=keys.turn[invalid])
-            further = self.actor.act_again(*rows, own, again, attempt, greedy)
+            retry_keys = replace(keys, env=keys.env[invalid], turn=keys.turn[invalid])
+            further = self.actor.act_again(*rows, retry_keys, retry_sampling, attempt, greedy)
             for row, action, history in zip(invalid, further.actions, further.memory, strict=True):
                 actions[row], histories[row] = action, history
             invalid = self._invalid(actions)
@@ -168,9 +172,9 @@ class RetryingActor(ActorWrapper):
         return self.actor.prompt_text(observation, history)
 
     def report(self) -> dict[str, Any]:
-        """Return the counts, the settings and the report of the wrapped actor, for a JSON file."""
+        """Return the counts, the retry settings and the report of the wrapped actor, which a result file contains."""
         return {**asdict(self.counts), **self.actor.report(), "invalid_retries": asdict(self.invalid_retries)}
 
     def _invalid(self, actions: Sequence[Any]) -> list[int]:
-        """Return the rows whose response holds no legal action."""
+        """Return the rows whose response contains no legal action."""
         return [row for row, action in enumerate(actions) if not self.action_text(action)]

@@ -1,8 +1,8 @@
-"""Policy that chooses among the legal actions by the probability of their texts.
+"""Policy that chooses among the legal actions by the log-probabilities of their texts.
 
-The texts of all actions are scored as continuations of the prompt, and the policy is a softmax over the scores (GLAM,
-arXiv:2302.02662; TWOSOME, arXiv:2401.14151). No text is generated, so no response is invalid. A turn is one token,
-whose id is the index of the chosen action.
+The score of an action is the log-probability of its text as a continuation of the prompt, and the policy is a softmax
+over the scores (GLAM, arXiv:2302.02662; TWOSOME, arXiv:2401.14151). Since no text is generated, there are no invalid
+responses. A turn is one token, whose id is the index of the chosen action.
 """
 
 from __future__ import annotations
@@ -32,21 +32,22 @@ from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 @register
 @final
 class ScoringPolicy(Policy):
-    """A softmax over the probabilities of the actions' texts, for environments with finitely many actions.
+    """A softmax over the log-probabilities of the actions' texts, for environments with finitely many actions.
 
-    The score of a candidate is the log-probability of its tokens after the prompt, without an end token, so candidates
-    of one token need only the forward pass of the prompt. Equal prompts are computed once, all candidates share the
-    prompt, and in rollouts prompts share their common prefix.
+    The texts are called candidates. Their log-probabilities do not include an end token. If every candidate is one
+    token, only the prompt is computed. Equal prompts are computed once, the candidates share the computation of their
+    prompt, and in rollouts prompts share the computation of their common prefix.
 
     Args:
         language_model: specifies the causal LM.
-        prompt: turns an observation into a prompt; its response format must be ``direct``.
-        temperature: divides the scores.
-        normalisation: ``sum`` of the tokens' log-probabilities (GLAM), or their mean per ``token`` or per ``word``
-            (TWOSOME), which does not favour short texts.
-        max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        pack_tokens: length of rows that hold several prompts, in which the tokens that prompts begin with are computed
-            once; null chooses the cheapest length.
+        prompt: template of the prompts; its response format must be ``direct``.
+        temperature: divisor of the scores.
+        normalisation: ``sum`` adds the log-probabilities of a text's tokens (GLAM); ``token`` and ``word`` divide the
+            sum by the number of tokens or words (TWOSOME), so that short texts are not favoured.
+        max_prompt_tokens: maximum number of tokens of a prompt. The oldest turns of history are removed from a longer
+            prompt.
+        pack_tokens: number of tokens of a packed row. A packed row contains several prompts and computes their common
+            prefix once; null chooses the length with the lowest cost.
         value_head: configures a critic on the hidden states; null creates none.
 
     Raises:
@@ -88,8 +89,8 @@ class ScoringPolicy(Policy):
         self.temperature, self.sampling = temperature, SamplingConfig(temperature=temperature, max_new_tokens=1)
         self.has_critic = value_head is not None
         self.action_texts: tuple[str, ...] = ()
-        self._tokens: list[list[int]] = []
-        self._made: Candidates | None = None
+        self._candidate_ids: list[list[int]] = []
+        self._built: Candidates | None = None
 
     @property
     def response_format(self) -> str:
@@ -97,10 +98,10 @@ class ScoringPolicy(Policy):
         return self.prompt.response_format
 
     def connect(self, codec: TextCodec) -> None:
-        """Set the codec, whose actions are the candidates.
+        """Set the codec, whose action texts are the candidates.
 
         Raises:
-            ValueError: If there are infinitely many actions.
+            ValueError: If the environment has infinitely many actions.
         """
         super().connect(codec)
         if codec.action_texts is None:
@@ -115,21 +116,21 @@ class ScoringPolicy(Policy):
         """Load the language model and initialise the value head.
 
         Raises:
-            ValueError: If two actions have the same tokens, or an action has none.
+            ValueError: If two actions have the same tokens, or if an action has no tokens.
         """
         self.trunk.configure()
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
         self.language_model.prepare_history(self.prompt, self.codec)
-        self._tokens = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
-        self._made = None
+        self._candidate_ids = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
+        self._built = None
         name, texts = self.language_model.config.name, dict[tuple[int, ...], str]()
-        for text, ids in zip(self.action_texts, self._tokens, strict=True):
+        for text, ids in zip(self.action_texts, self._candidate_ids, strict=True):
             other = texts.setdefault(tuple(ids), text)
             if not ids or other != text:
-                fault = f"converts {other!r} and {text!r} to the same tokens" if ids else f"has no token for {text!r}"
+                problem = f"converts {other!r} and {text!r} to the same tokens" if ids else f"has no token for {text!r}"
                 raise ValueError(
-                    f"language_model.name is {name!r}, which {fault}; its vocabulary must contain the words of all "
+                    f"language_model.name is {name!r}, which {problem}; its vocabulary must contain the words of all "
                     "actions."
                 )
         if self.pack_tokens is not None and not self.language_model.share:
@@ -141,7 +142,7 @@ class ScoringPolicy(Policy):
         return bool(self.prompt.history) and self.language_model.share and self.language_model.recomputes
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return the id of each response: the index of its action among the candidates.
+        """Return one id per response, the index of its action among the candidates.
 
         Raises:
             ValueError: If a response is not a legal action.
@@ -157,7 +158,7 @@ class ScoringPolicy(Policy):
     def act(
         self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
     ) -> Decisions:
-        """Choose one action per row."""
+        """Sample one action per row, or take the most probable one at temperature 0."""
         assert self.codec is not None
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         inputs = pad_prompts(prompts, self.language_model.device)
@@ -198,17 +199,18 @@ class ScoringPolicy(Policy):
         Args:
             prompt_ids: right-padded token ids, int64 ``(turn, prompt)``.
             prompt_mask: True for tokens of prompts, bool ``(turn, prompt)``.
-            reference: whether to compute them under the policy at the start of this run, without gradient.
+            reference: whether to use the weights at the start of this run, without gradient.
         """
         return self._scores_and_states(prompt_ids, prompt_mask, reference)[0]
 
     def _scores_and_states(
         self, prompt_ids: Tensor, prompt_mask: Tensor, reference: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute :meth:`scores`, and for a critic the hidden states ``(turn, hidden)`` of the last prompt tokens."""
+        """Compute :meth:`scores`, and for a value head the hidden states ``(turn, hidden)`` after the prompts."""
         prompt_ids = prompt_ids * prompt_mask
-        keyed = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
-        unique, index = torch.unique(keyed, dim=0, return_inverse=True)
+        # The length is part of the key, because a prompt may differ from another one only by tokens with id 0.
+        lengths_and_ids = torch.cat([prompt_mask.sum(1, keepdim=True), prompt_ids], dim=1)
+        unique, index = torch.unique(lengths_and_ids, dim=0, return_inverse=True)
         sums, states = self._score_unique(unique, reference)
         return (sums / self._divisors())[index], None if states is None else states[index]
 
@@ -217,17 +219,17 @@ class ScoringPolicy(Policy):
 
         Args:
             unique: the length of each prompt, followed by its tokens, int64 ``(prompt, 1 + token)``.
-            reference: whether to compute them under the policy at the start of this run.
+            reference: whether to use the weights at the start of this run.
         """
         candidates, model, response = self._candidates(), self.language_model, None
         lengths, prompts, count = unique[:, 0], unique[:, 1 : 1 + int(unique[:, 0].max())], len(candidates.ids)
         columns = torch.arange(prompts.shape[1], device=prompts.device)[None] < lengths[:, None]
-        if (
-            model.share or candidates.ids.shape[1] == 1
-        ):  # of one token only the logits at the end of the prompt are needed
-            none = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": prompts.new_zeros(len(prompts), 1)}
-            layout = model.lay_out(none, columns.new_zeros(len(prompts), 1), self.pack_tokens, candidates)
-        else:
+        # One row per prompt with all its candidates. Candidates of one token need only the logits after the prompt.
+        if model.share or candidates.ids.shape[1] == 1:
+            empty, empty_mask = prompts.new_zeros(len(prompts), 1), columns.new_zeros(len(prompts), 1)
+            inputs = {"prompt_ids": prompts, "prompt_mask": columns, "response_ids": empty}
+            layout = model.lay_out(inputs, empty_mask, self.pack_tokens, candidates)
+        else:  # one row per prompt and candidate
             response, response_mask = (part.repeat(len(unique), 1) for part in candidates[:2])
             repeated = {"prompt_ids": prompts.repeat_interleave(count, 0), "response_ids": response}
             layout = model.lay_out(repeated | {"prompt_mask": columns.repeat_interleave(count, 0)}, response_mask)
@@ -245,18 +247,18 @@ class ScoringPolicy(Policy):
         return each.sum(-1).view(len(unique), count), states
 
     def _candidates(self) -> Candidates:
-        """Return the tokens of the actions' texts, on the device of the weights."""
+        """Return the tokens of the candidates on the device of the weights."""
         device = self.language_model.device
-        if self._made is None or self._made.ids.device != device:
-            with torch.inference_mode(False):  # else they could not be used in training after a validation
-                self._made = Candidates.of(self._tokens, device)
-        return self._made
+        if self._built is None or self._built.ids.device != device:
+            with torch.inference_mode(False):  # else tensors built in a validation could not be used in training
+                self._built = Candidates.of(self._candidate_ids, device)
+        return self._built
 
     def _divisors(self) -> Tensor:
-        """Return what the sums of the candidates' log-probabilities are divided by, ``(candidate,)``."""
+        """Return the divisor of each candidate's log-probability, ``(candidate,)``; see ``normalisation``."""
         if self.normalisation == "sum":
-            return torch.ones(len(self._tokens), device=self.language_model.device)
-        sizes = [*map(len, self._tokens if self.normalisation == "token" else map(str.split, self.action_texts))]
+            return torch.ones(len(self._candidate_ids), device=self.language_model.device)
+        sizes = [*map(len, self._candidate_ids if self.normalisation == "token" else map(str.split, self.action_texts))]
         return torch.tensor(sizes, device=self.language_model.device)
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
@@ -272,16 +274,16 @@ class ScoringPolicy(Policy):
         return Evaluation(logprobs=logprobs, entropy=distribution.entropy(), values=values, distribution=distribution)
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
-        """Divide turns among passes in which equal prompts are computed once."""
+        """Divide turns among forward passes; equal prompts are in the same pass, where they are computed once."""
         prompts = {name: batch.inputs[name] for name in ("prompt_ids", "prompt_mask")}
-        after = 0 if max(map(len, self._tokens), default=0) == 1 else sum(map(len, self._tokens))
+        after = 0 if max(map(len, self._candidate_ids), default=0) == 1 else sum(map(len, self._candidate_ids))
         if after and not self.language_model.share:  # the prompt is computed again for each candidate
-            after += (len(self._tokens) - 1) * prompts["prompt_ids"].shape[1]
+            after += (len(self._candidate_ids) - 1) * prompts["prompt_ids"].shape[1]
         sizes = torch.full((len(batch),), after, device=prompts["prompt_ids"].device)
         return self.language_model.passes(prompts, sizes, gradient=gradient)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value head's weights; hidden states that stay fixed are computed once."""
+        """Return a function that computes values while only the critic is trained; see :meth:`Policy.critic_view`."""
         if not self.trunk.has_fixed_states:
             return super().critic_view(batch)
 
@@ -294,7 +296,7 @@ class ScoringPolicy(Policy):
         return self.value_head.view(states[:, None], batch.response_mask)
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Compute the log-probabilities ``(turn, 1)`` of the choices under the policy at the start of this run."""
+        """Compute log-probabilities ``(turn, 1)`` of the chosen actions under the reference policy."""
         return self.in_passes(batch, self._reference_logprobs)
 
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""The actor that plays through a chat model: a server, or a model in this process."""
+"""Actor whose responses come from a chat model, behind a server or in this process."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 @final
 class ServedPolicy(Actor):
-    """Plays by sending the prompts of all environments to a chat model; it cannot be trained.
+    """Requests one response per environment from a chat model. It cannot be trained.
 
-    The seed of a response follows from the run's seed, the episode, the turn and the number of the attempt; at
-    temperature 0 from the prompt and the attempt. So neither the order in which responses arrive nor the number of
-    parallel environments changes the episodes, if the chat model's responses follow from the request.
+    The seed of a response is computed from the run's seed, the episode, the turn and the number of the attempt; at
+    temperature 0, from the prompt and the attempt. If the chat model responds deterministically to a request and its
+    seed, episodes therefore depend neither on the order of the responses nor on the number of parallel environments.
 
     Wrap it in a :class:`~lrl.policies.retrying.RetryingActor` to sample responses without a legal action again.
 
     Args:
-        chat_model: responds.
-        prompt: turns an observation into a conversation.
-        sampling: the distribution that responses are sampled from.
+        chat_model: the model that responds.
+        prompt: template of the conversations.
+        sampling: sampling settings, unless others are passed to :meth:`act`.
     """
 
     greedy_is_reproducible = True
@@ -43,7 +43,7 @@ class ServedPolicy(Actor):
 
     @property
     def response_format(self) -> str:
-        """The response format that the prompt asks for."""
+        """Name of the response format that the prompt asks for."""
         return self.prompt.response_format
 
     def act(
@@ -65,14 +65,16 @@ class ServedPolicy(Actor):
         attempt: int,
         greedy: bool,
     ) -> Decisions:
-        """Request a response per row with the seeds of an attempt; see :meth:`Actor.act_again`."""
+        """Request one response per row with the seeds of this attempt; see :meth:`Actor.act_again`."""
         assert self.codec is not None, "connect() comes first"
         conversations = [self.prompt.messages(self.codec, *row) for row in zip(observations, memory, strict=True)]
         if greedy:  # equal conversations have equal seeds
-            names = np.array([zlib.crc32(json.dumps(messages).encode()) for messages in conversations], dtype=np.int64)
+            request_ids = np.array(
+                [zlib.crc32(json.dumps(messages).encode()) for messages in conversations], dtype=np.int64
+            )
         else:
-            names = counter_hash(keys.purpose, keys.seed, keys.collection, keys.env, keys.turn).view(np.int64)
-        completions = self.chat_model.complete(conversations, sampling, seeds("chat", names, attempt).tolist())
+            request_ids = counter_hash(keys.purpose, keys.seed, keys.collection, keys.env, keys.turn).view(np.int64)
+        completions = self.chat_model.complete(conversations, sampling, seeds("chat", request_ids, attempt).tolist())
         stop = self.prompt.stop or get_response_format(self.prompt.response_format).stop
         responses = [_until(completion.text, stop) for completion in completions]
         extend = self.prompt.extend_history
@@ -80,17 +82,16 @@ class ServedPolicy(Actor):
         return without_tokens(responses, histories)
 
     def prompt_text(self, observation: Any, history: History) -> str:
-        """Return the conversation that is sent to the chat model, one message after the other."""
+        """Return the conversation that is sent to the chat model, one line per message with its role."""
         assert self.codec is not None, "connect() comes first"
         messages = self.prompt.messages(self.codec, observation, history)
         return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
     def report(self) -> dict[str, Any]:
-        """Return the requests and tokens that the chat model counts, for a JSON file."""
+        """Return the counts of requests and tokens of the chat model, which a result file contains."""
         return self.chat_model.report()
 
 
 def _until(text: str, stop: str | None) -> str:
-    """Return a text up to and including the first ``stop``."""
-    before, found, _ = (text, "", "") if stop is None else text.partition(stop)
-    return before + found
+    """Return a text up to and including the first ``stop``; the whole text if ``stop`` is None or does not occur."""
+    return text if stop is None else "".join(text.partition(stop)[:2])

@@ -1,4 +1,4 @@
-"""Policy that generates its response as text, token by token."""
+"""Policy whose language model generates a response as text, which contains the action."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig
 @register
 @final
 class TextPolicy(Policy):
-    """A language model that generates its response as text; every sampled token is trained on.
+    """A language model that generates its response as text; every sampled token contributes to the loss.
 
     Args:
         language_model: specifies the causal LM.
-        prompt: turns an observation into a prompt.
-        sampling: sampling in training. Only the temperature can be changed: top-k and top-p would require storing the
-            tokens that could be sampled.
-        max_prompt_tokens: maximum number of tokens of a prompt; a longer prompt loses its oldest turns of history.
-        pack_tokens: length of rows that hold several turns when turns are evaluated, in which the tokens that turns
-            begin with are computed once; null chooses the cheapest length.
+        prompt: template of the prompts.
+        sampling: sampling settings in training. ``top_k`` and ``top_p`` must be null, because training would have to
+            store which tokens could be sampled.
+        max_prompt_tokens: maximum number of tokens of a prompt. The oldest turns of history are removed from a longer
+            prompt.
+        pack_tokens: number of tokens of a packed row in training. A packed row contains several turns and computes
+            their common prefix once; null chooses the length with the lowest cost.
         value_head: configures a critic on the hidden states; null creates none.
-        generator: samples the responses; null selects the language model's own decoding loop.
+        generator: samples the responses; null selects the built-in decoding loop.
 
     Raises:
-        ValueError: If the sampling cannot be used in training.
+        ValueError: If the temperature is 0, or if ``top_k`` or ``top_p`` is set.
     """
 
     greedy_is_reproducible = True
@@ -96,7 +97,10 @@ class TextPolicy(Policy):
         return bool(self.prompt.history) and self.language_model.share and self.language_model.recomputes
 
     def _check_responses(self) -> None:
-        """Log a warning if actions without any reasoning exceed ``sampling.max_new_tokens``, or cannot be written."""
+        """Log a warning if the tokenizer cannot represent an action, or if no action fits in ``max_new_tokens``.
+
+        The responses that are checked contain an action and no reasoning.
+        """
         if self.codec is None:
             return
         response_format = get_response_format(self.response_format)
@@ -104,13 +108,13 @@ class TextPolicy(Policy):
         responses, tokenizer = [*map(response_format.render, actions)], self.language_model.tokenizer
         encoded = tokenizer.encode_texts([*map(tokenizer.continuation, responses)])
         for response, ids in zip(responses, encoded, strict=True):
-            written = tokenizer.response_text(ids)
+            decoded = tokenizer.response_text(ids)
             try:
-                self.codec.text_to_action(response_format.extract(written))
+                self.codec.text_to_action(response_format.extract(decoded))
             except InvalidActionError as error:
                 logging.getLogger("lrl").warning(
-                    f"the tokenizer of language_model.name {self.language_model.config.name!r} cannot write the "
-                    f"response {response!r}: it becomes {written!r}, which is not valid ({error})."
+                    f"the tokenizer of language_model.name {self.language_model.config.name!r} cannot represent the "
+                    f"response {response!r}: it becomes {decoded!r}, which is not valid ({error})."
                 )
                 break
         tokens = [*map(len, encoded)]
@@ -122,12 +126,13 @@ class TextPolicy(Policy):
             )
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of responses as they would have been sampled, the token that ends each included.
+        """Return the token ids of demonstrated responses, each with the token that ends it.
 
-        Text after a token that ends a response is omitted, because it could not have been sampled.
+        Tokens after the first one that ends a response are omitted, because sampling stops there.
 
         Raises:
-            ValueError: If a response does not begin with the tag that the chat template opens.
+            ValueError: If the chat template puts an opening tag at the end of prompts, and a response does not begin
+                with this tag.
         """
         tokenizer = self.language_model.tokenizer
         stops = tokenizer.stop_ids(self.stop_text)
@@ -154,16 +159,16 @@ class TextPolicy(Policy):
         return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)
 
     def _teacher_forced(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-        """Compute log-probabilities ``(turn, token)`` like :meth:`evaluate`, but in passes of limited memory.
+        """Compute log-probabilities ``(turn, token)`` of given tokens, in passes whose memory is bounded.
 
-        Called inside :func:`~lrl.lm.forward.without_gradient`, like :meth:`_logprobs`.
+        It must be called inside :func:`~lrl.lm.forward.without_gradient`, like :meth:`_logprobs`.
 
         Args:
             inputs: prompts and responses, each ``(turn, ...)``.
-            mask: mask of the responses, bool ``(turn, token)``.
+            mask: true for the tokens of responses, bool ``(turn, token)``.
         """
-        none = torch.zeros_like(mask, dtype=torch.float32)
-        turns = TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=none, advantages=none)
+        zeros = torch.zeros_like(mask, dtype=torch.float32)
+        turns = TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=zeros, advantages=zeros)
 
         def logprobs(part: TurnBatch) -> Tensor:
             layout = self._layout(part.inputs, part.response_mask)
@@ -172,7 +177,14 @@ class TextPolicy(Policy):
         return self.in_passes(turns, logprobs) * mask
 
     def _logprobs(self, layout: Layout, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
-        """Compute log-probabilities ``(turn, token)``, with ``model`` in place of the policy's own if it is given."""
+        """Compute log-probabilities ``(turn, token)`` of tokens.
+
+        Args:
+            layout: rows with the turns.
+            ids: tokens of the responses, int64 ``(turn, token)``.
+            mask: true for the tokens of responses, bool ``(turn, token)``.
+            model: the model to use; None uses the policy's own.
+        """
         ids = ids[:, : mask.shape[1]]
         if self.language_model.in_chunks(mask):
             return self._in_chunks(self.language_model.token_states(layout, model), layout, ids, mask, model)[0]
@@ -183,26 +195,28 @@ class TextPolicy(Policy):
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies, each ``(turn, token)``, from states ``(turn, token, hidden)``.
 
-        Equal tokens that are predicted from the same column are computed once.
+        Equal tokens that are predicted at the same position of a row, as in groups that share a prompt, are computed
+        once.
         """
-        places = layout.kept[mask] * self.language_model.vocabulary
-        distinct, index = torch.unique(places + ids[mask], return_inverse=True)
+        keys = layout.kept[mask] * self.language_model.vocabulary
+        distinct, index = torch.unique(keys + ids[mask], return_inverse=True)
         number = torch.arange(len(index), device=index.device)
         first = number.new_full((len(distinct),), len(index)).scatter_reduce(0, index, number, "amin")
-        picked = self.language_model.token_logprobs(
+        of_distinct = self.language_model.token_logprobs(
             states[mask][first], ids[mask][first], self.sampling.temperature, model
         )
-        logprobs, entropy = (part.new_zeros(mask.shape).masked_scatter(mask, part[index]) for part in picked)
+        logprobs, entropy = (part.new_zeros(mask.shape).masked_scatter(mask, part[index]) for part in of_distinct)
         return logprobs, entropy
 
     def _layout(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Layout:
+        """Return the rows that contain the given turns."""
         return self.language_model.lay_out(inputs, mask, pack_tokens=self.pack_tokens)
 
     def evaluate(self, batch: TurnBatch, dropout_seed: int | None = None) -> Evaluation:
-        """Compute teacher-forced log-probabilities at the sampling temperature.
+        """Compute log-probabilities, entropy and values of past turns, at the sampling temperature of training.
 
-        The module stays in the train or eval mode that is set here, because gradient checkpointing runs layers again in
-        the backward pass.
+        The train or eval mode that is set here is not reset at the end, because gradient checkpointing runs the layers
+        again in the backward pass.
         """
         self.train(dropout_seed is not None)
         layout = self._layout(batch.inputs, batch.response_mask)
@@ -227,13 +241,13 @@ class TextPolicy(Policy):
         )
 
     def passes(self, batch: TurnBatch, gradient: bool = False) -> list[Tensor]:
-        """Divide turns among passes in which equal prompts share rows."""
+        """Divide turns among forward passes; turns with equal prompts are in the same pass, where they share rows."""
         logits = self.needs_distribution or not self.language_model.chunks
         sizes = batch.response_mask.sum(1)
         return self.language_model.passes(batch.inputs, sizes, gradient=gradient, logits=logits)
 
     def critic_view(self, batch: TurnBatch) -> Callable[[Tensor], Tensor]:
-        """Return values as a function of the value head's weights; hidden states that stay fixed are computed once."""
+        """Return a function that computes values while only the critic is trained; see :meth:`Policy.critic_view`."""
         if not self.trunk.has_fixed_states:
             return super().critic_view(batch)
         states = self.in_passes(batch, self._states)
@@ -245,7 +259,7 @@ class TextPolicy(Policy):
         return self.language_model.token_states(self._layout(batch.inputs, batch.response_mask))
 
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        """Compute log-probabilities ``(turn, token)`` under the policy at the start of this run."""
+        """Compute log-probabilities ``(turn, token)`` under the reference policy, without gradient."""
         return self.in_passes(batch, self._reference_logprobs)
 
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Few-shot examples of a prompt: single turns from episodes of an expert, or of a data set."""
+"""Few-shot examples of prompts: single turns from episodes of an expert or of a data set."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lrl.types import PastTurn, RandomKeys
 
 _PURPOSE = "example"
 _LOWEST_SEED = 2**30
-"""Examples use seeds from here on, because evaluations use consecutive seeds that start at a small number."""
+"""Smallest seed of the expert's episodes; evaluations use smaller seeds."""
 _EPISODES_PER_EXAMPLE = 50
-"""Number of episodes per example after which the search for further observations stops."""
+"""Number of episodes per requested example after which the search for new observations stops."""
 
 
 def wants_examples(policy: Actor) -> bool:
@@ -34,10 +34,10 @@ def add_examples(policy: Actor, env: EnvFactory) -> None:
 
     Args:
         policy: connected policy.
-        env: the environment in which it is trained, or in which it acts if it is not trained.
+        env: the environment of training, or of evaluation if the policy is not trained.
 
     Raises:
-        ValueError: If there are no or too few examples, see :func:`draw_examples`.
+        ValueError: If :func:`draw_examples` finds too few examples.
     """
     prompt = policy.prompt
     if prompt is not None and wants_examples(policy):
@@ -48,22 +48,22 @@ def add_examples(policy: Actor, env: EnvFactory) -> None:
 def draw_examples(
     env: EnvFactory, num_examples: int, response_format: str, dataset_id: str | None = None
 ) -> tuple[PastTurn, ...]:
-    """Sample turns with different observations; the same on every machine.
+    """Sample turns with different observations; repeated calls return the same turns, on every machine.
 
     Args:
         env: the environment of the turns.
-        num_examples: number of turns.
-        response_format: format of the responses, which have no reasoning.
-        dataset_id: Minari's name of the data set that contains the turns, which is downloaded if it is not local; None
-            plays episodes of the environment's expert.
+        num_examples: number of turns to return.
+        response_format: format of the responses; their reasoning is empty.
+        dataset_id: Minari id of a data set that contains the turns; it is downloaded if it is not local. None plays
+            episodes of the environment's expert instead.
 
     Raises:
-        ValueError: If the environment has no expert, the data set cannot be read or is of another environment, or there
-            are fewer different observations.
+        ValueError: If the environment has no expert, if the data set cannot be read or is of another environment, or if
+            there are fewer than ``num_examples`` different observations.
     """
     examples: dict[str, PastTurn] = {}
-    sampled = env, response_format, _EPISODES_PER_EXAMPLE * num_examples
-    with closing(_stored(dataset_id, *sampled) if dataset_id else _played(*sampled)) as turns:
+    arguments = env, response_format, _EPISODES_PER_EXAMPLE * num_examples
+    with closing(_stored(dataset_id, *arguments) if dataset_id else _played(*arguments)) as turns:
         for turn in turns:
             examples.setdefault(turn.observation, turn)
             if len(examples) == num_examples:
@@ -78,18 +78,18 @@ def draw_examples(
 def _played(env: EnvFactory, response_format: str, attempts: int) -> Generator[PastTurn]:
     """Yield a random turn from each of ``attempts`` episodes of the expert.
 
-    If the environment has splits, its training split is played, with seeds that no evaluation uses.
+    If the environment has splits, the training split is played. The seeds differ from those of evaluations.
     """
-    levels = env.training_split()
+    training_env = env.training_split()
     expert = ExpertActor(response_format=response_format)
     try:
-        expert.connect(levels.codec)
+        expert.connect(training_env.codec)
     except ValueError as error:
         raise ValueError(
             "prompt.num_examples is positive; it must be 0, or prompt.examples_from a data set: "
-            f"{type(levels.codec).__name__} has no expert."
+            f"{type(training_env.codec).__name__} has no expert."
         ) from error
-    envs = levels.make(1, response_format)
+    envs = training_env.make(1, response_format)
     try:
         runner = EnvRunner(expert, envs)
         for number in range(attempts):

@@ -140,7 +140,7 @@ def test_observations_are_normalised_by_the_statistics_of_the_training_demonstra
 def test_statistics_do_not_depend_on_how_many_demonstrations_are_read_at_a_time(tmp_path, monkeypatch):
     whole, pieces = sft(network()), sft(network())
     fit(whole, tmp_path, data("box"), max_epochs=1)
-    monkeypatch.setattr("lrl.algorithms.sft._CHUNK", 7)
+    monkeypatch.setattr("lrl.algorithms.sft._STATISTICS_BATCH", 7)
     fit(pieces, tmp_path, data("box"), max_epochs=1)
     torch.testing.assert_close(pieces.policy.norm.counting, whole.policy.norm.counting)
 
@@ -284,7 +284,7 @@ def test_a_frozen_trunk_reads_each_text_once(folder, tmp_path, monkeypatch):
 def test_cached_states_equal_computed_ones(folder, tmp_path):
     kept = fit(sft(head(folder, freeze_trunk=True)), tmp_path, data("box"), max_epochs=2).lightning_module
     policy = head(folder, freeze_trunk=True)
-    policy._kept_states = type(policy._kept_states)(0)
+    policy._state_cache = type(policy._state_cache)(0)
     assert torch.equal(weights(fit(sft(policy), tmp_path, data("box"), max_epochs=2).lightning_module), weights(kept))
     turns = [NativeTurn(*row) for row in zip(*stored("box"), strict=True)]
     batch = made_batch(kept.policy, turns)

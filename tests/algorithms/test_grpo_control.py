@@ -151,9 +151,9 @@ def test_the_hash_of_an_observation_is_unique_and_never_changes():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"gamma": 0.9}, "model.credit.gamma is 0.9; it must be left out, episode credit does not read it."),
-        ({"kind": "step", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, step credit"),
-        ({"kind": "turn", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, turn credit"),
+        ({"gamma": 0.9}, "model.credit.gamma is 0.9; it must be left out, because episode credit ignores it."),
+        ({"kind": "step", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, because step"),
+        ({"kind": "turn", "gae_lambda": 0.5}, "model.credit.gae_lambda is 0.5; it must be left out, because turn"),
         ({"kind": "token"}, "model.credit.kind is 'token'; it must be one of episode, turn, step, grouped_gae."),
         ({"kind": "step", "gamma": 1.5}, "model.credit.gamma is 1.5; it must be in [0, 1]."),
     ],

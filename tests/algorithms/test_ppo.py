@@ -292,7 +292,7 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
             "model.credit.kind is 'episode'; it must be one of turn, token, nested, bandit",
         ),
         ({"clip_range": 0.0}, "model.clip_range is 0.0"),
-        ({"clip_range": None}, "one of them must limit the update"),
+        ({"clip_range": None}, "one of them must be set"),
         ({"kl": {"coef": -1.0}}, "model.kl.coef is -1.0"),
         ({"kl": {"target": 6.0}}, "model.kl.target is 6.0, but model.kl.coef is 0"),
         ({"kl": {"horizon": 0}}, "model.kl.horizon is 0"),

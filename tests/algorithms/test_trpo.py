@@ -458,8 +458,13 @@ def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
         (mlp(), {"num_minibatches": 2}, {}, "data.num_minibatches is 2; it must be 1, because TRPO makes one update"),
         (mlp(), {"num_epochs": 3}, {}, "data.num_epochs is 3; it must be 1, because TRPO makes one update"),
         (mlp(), {}, {"precision": "bf16-mixed"}, "trainer.precision is bf16-mixed"),
-        (text(attention="flash_attention_2"), {}, {}, "attention is flash_attention_2, which has no second derivative"),
-        (text(liger_kernels=True), {}, {}, "liger_kernels is True, which has no second derivative"),
+        (
+            text(attention="flash_attention_2"),
+            {},
+            {},
+            "attention is flash_attention_2, which does not support second derivatives",
+        ),
+        (text(liger_kernels=True), {}, {}, "liger_kernels is True, which does not support second derivatives"),
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)

@@ -125,7 +125,7 @@ def test_the_error_for_a_file_that_cannot_be_written_states_the_reason(tmp_path,
 
 
 def test_a_file_that_another_process_has_locked_raises(tmp_path, monkeypatch):
-    monkeypatch.setattr("lrl.chat.cache._BUSY", 0.01)
+    monkeypatch.setattr("lrl.chat.cache._BUSY_TIMEOUT", 0.01)
     cache, other = CompletionCache(tmp_path / "c.sqlite"), sqlite3.connect(tmp_path / "c.sqlite")
     other.execute("BEGIN EXCLUSIVE")
     with pytest.raises(ValueError, match=r"c.sqlite', which cannot be used \(database is locked\)"):

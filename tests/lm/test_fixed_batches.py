@@ -11,7 +11,7 @@ from tiny_architectures import load, save_tiny_model
 from lrl.lm.config import LoRAConfig
 from lrl.lm.fixed_batches import Shape, fixed_batches, padded, place_matters
 from lrl.lm.frozen_states import Continuation, LowerLayers
-from lrl.policies.head import KeptStates
+from lrl.policies.head import TextStateCache
 
 CPU = torch.device("cpu")
 TEXTS = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 1500)), min_size=1, max_size=40)
@@ -137,7 +137,7 @@ def test_nothing_is_padded_beyond_the_table_of_positions(tmp_path, positions, le
     model = load(str(tmp_path / "short"), lora=LoRAConfig(r=2, last_layers=1))
     text = [*range(1, 10)] * 11
     states, _, _ = model.lower.states([tuple(text[:length])], [Continuation((), (), ())])
-    kept = KeptStates(64).states(
+    kept = TextStateCache(64).states(
         model.model.get_base_model(),
         lambda texts: model.states(texts["text_ids"], texts["text_mask"])[:, -1],
         {"text_ids": torch.tensor([text[:length]]), "text_mask": torch.ones(1, length, dtype=torch.bool)},

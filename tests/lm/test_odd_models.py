@@ -338,7 +338,7 @@ def test_texts_that_the_tokenizer_cannot_write_are_told(tmp_path, caplog):
     )
     policy.connect(CODEC)
     policy.configure()
-    assert "cannot write the response '<think></think><answer>LEFT</answer>': it becomes '<unk>" in caplog.text
+    assert "cannot represent the response '<think></think><answer>LEFT</answer>': it becomes '<unk>" in caplog.text
 
 
 def lower_case_words(folder):

@@ -131,9 +131,9 @@ def test_the_language_model_reads_only_the_text_of_the_observation(folder):
     text = policy.codec.observation_to_text(np.zeros(3, np.float32))
     assert policy.encode_observation(np.zeros(3, np.float32)) == policy.language_model.tokenizer.encode_text(text)
     short = policy_on("box", folder, max_text_tokens=3)
-    with pytest.raises(ValueError, match="policy.max_text_tokens is 3; an observation takes"):
+    with pytest.raises(ValueError, match="policy.max_text_tokens is 3; an observation has"):
         short.act(seen_in("box", 2), [()] * 2, keys(2), short.sampling)
-    with pytest.raises(ValueError, match="an observation has the text '', of which the tokenizer of .* makes no token"):
+    with pytest.raises(ValueError, match="an observation has the text '', which the tokenizer of .* converts to no"):
         policy.encode_observation("")
 
 
@@ -234,7 +234,9 @@ def test_ppo_trains_a_head_in_16_bits(folder, tmp_path, precision):
 def test_whitening_the_states_of_a_trunk_that_is_trained_in_16_bits_raises(folder, tmp_path):
     policy = HeadPolicy(LanguageModelConfig(name=folder), (4,), init_seed=0, whiten_states=0.1)
     data = RolloutDataModule(ENVS["box"], num_envs=2, num_steps=4)
-    with pytest.raises(ValueError, match="whiten_states is 0.1 on a trunk that is trained in 16 bits; it must be null"):
+    with pytest.raises(
+        ValueError, match="whiten_states is 0.1, and the language model is trained in 16 bits; .* be null"
+    ):
         make_trainer(tmp_path, max_epochs=1, precision="bf16-mixed").fit(PPOValueHeadModule(policy), datamodule=data)
 
 
