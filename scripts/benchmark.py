@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import logging
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,10 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         subparser = subparsers.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         module.add_arguments(subparser)
         subparser.add_argument("--threads", type=int, default=None, help="torch threads, for both libraries")
+        subparser.add_argument(
+            "--cpu_time", action="store_true", help="measure CPU seconds, on a machine with other load"
+        )
         subparser.add_argument("--json", type=Path, default=None, help="write all numbers to this file")
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if options.cpu_time:
+        time.perf_counter = time.process_time
     warnings.filterwarnings("ignore")
     disable_progress_bar()
     for name in ("lightning.pytorch", "lightning.fabric", "transformers", "trl", "bitsandbytes"):

@@ -8,6 +8,7 @@ kinds are:
 - ``configs``: all configurations, with their results.
 - ``algorithms``: all algorithms, with their files.
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons of speed, or single ones, counted from 0.
+- ``phases``: shares of playing, reference, values and update in the time of collections.
 - ``credit NAME TOKENS [averaged]``: estimated advantages compared with exact ones, with a number of tokens per turn.
 - ``environments NAME [FIGURE]``, ``baselines`` and ``text_cost``: results of policies in several environments, and the
   cost of text in environments.
@@ -193,6 +194,31 @@ def _speed(names: Sequence[str], results: Results, page: Path) -> str:
     return benchmark_table([(report, report["comparisons"][number]) for report, number in reports])
 
 
+def phases_table(profiles: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a Markdown table of the phases of collections, by configuration, measured by ``benchmark.py phases``.
+
+    A cell has the share of a phase in the CPU time, and in brackets the shares of matrix products and attention, of
+    other operators, and of Python in the phase.
+    """
+    rows = []
+    for config, one in profiles.items():
+        total, profiled = sum(one["seconds"].values()), one["profiled"]
+        cells = [f"`{config.removeprefix('configs/').removesuffix('.yaml')}`"]
+        cells.append(f"{1000 * total / float(np.median(one['turns'])):.3g}")
+        for phase, seconds in one["seconds"].items():
+            parts = [part / max(profiled["seconds"][phase], 1e-9) for part in profiled["operators"][phase]]
+            shares = ", ".join(f"{share:.0%}" for share in (*parts, max(0.0, 1 - sum(parts))))
+            cells.append(f"{seconds / total:.0%} ({shares})" if seconds > 0.005 * total else "")
+        rows.append(cells)
+    return markdown_table(["configuration", "CPU ms per turn", "playing", "reference", "values", "update"], rows)
+
+
+def _phases(words: Sequence[str], results: Results, page: Path) -> str:
+    return phases_table(
+        {config: one for report in results.values() for config, one in report.get("phases", {}).items()}
+    )
+
+
 def _text_cost(words: Sequence[str], results: Results, page: Path) -> str:
     rows = []
     for one in _named("benchmark_text", results)["environments_in_text"]:
@@ -312,6 +338,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "algorithms": _algorithms,
     "benchmarks": _benchmarks,
     "speed": _speed,
+    "phases": _phases,
     "credit": lambda words, results, _: credit_table(_named(words[0], results), int(words[1]), "averaged" in words),
     "environments": _environments,
     "baselines": lambda _, results, __: baselines_table(
