@@ -3,7 +3,7 @@ import shlex
 
 import numpy as np
 import pytest
-from results.documentation import benchmark_table
+from results.documentation import benchmark_table, phases_table
 from results.summaries import command_of, final_values, first_episode, learning_table, result_curve, summarise
 
 from lrl.evaluation.report import environments_table, read_result, result_text
@@ -195,3 +195,14 @@ def test_a_curve_is_not_labelled_by_how_the_final_value_was_measured(tmp_path):
     runs = [run_directory(tmp_path / "a", 0, [0, 1])]
     result = {"title": "PPO on CartPole, return of 100 held-out episodes", **summarise(runs, "val/exact_success")}
     assert result_curve(result, "env_steps").label == "PPO on CartPole"
+
+
+def test_a_profile_has_the_share_of_each_phase_and_of_python_in_it():
+    seconds = {"playing": 1.0, "reference": 0.0, "values": 0.0, "update": 3.0}
+    profiled = {"playing": 2.0, "reference": 0.0, "values": 0.0, "update": 4.0}
+    operators = {"playing": [1.0, 0.5], "reference": [0.0, 0.0], "values": [0.0, 0.0], "update": [2.0, 2.0]}
+    one = {"turns": [40, 40], "seconds": seconds, "profiled": {"seconds": profiled, "operators": operators}}
+    row = phases_table({"configs/a/b.yaml": one}).splitlines()[-1]
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
+        "`a/b`", "100", "25% (50%, 25%, 25%)", "", "", "75% (50%, 50%, 0%)"
+    ]  # fmt: skip
