@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("lrl")
 
 _BASE_DELAY, _MAX_DELAY = 1.0, 60.0
-"""Maximum pause before the first retry and before any retry, in seconds; a server may ask for a longer pause."""
+"""Maximum pause before the first retry, and maximum pause before any retry, in seconds; a server may ask for more."""
 _MAX_RETRY_AFTER = 600.0
 """If a server asks for a longer delay than this many seconds, the request is not sent again."""
 _TRANSIENT = (408, 409, 425, 429)
@@ -43,14 +43,14 @@ _TOO_LONG = re.compile(
     r"|max_new_tokens. must be <=",
     re.IGNORECASE,
 )
-"""Matches error messages about too long conversations by OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI and
-LiteLLM."""
+"""Matches error messages of OpenAI, vLLM, llama.cpp, Anthropic, Gemini, Mistral, TGI and LiteLLM about conversations
+that are too long."""
 _MAX_MESSAGE, _MAX_BODY = 200, 60
-"""Maximum number of characters in our errors of a server's error message, and of a body that is not a completion."""
+"""Maximum number of characters that an error quotes of a server's error message, and of a body without completion."""
 _NO_KEY = "none"
 """API key that is sent if the environment variable is not set."""
 _MIN_KEY_LENGTH = 8
-"""Minimum number of characters of an API key that is redacted; shorter ones are placeholders, which may be words."""
+"""Minimum number of characters of an API key that is redacted; shorter keys are placeholders, often words."""
 _MAX_TOKENS = 10**9
 """Largest plausible token count; a larger one is an error of the server and counts as 0."""
 _READ_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -81,7 +81,8 @@ class Usage:
     retries: int = 0
     """Number of requests that were sent again after a failure."""
     cached: int = 0
-    """Conversations whose response was in the cache, or was requested by an equal conversation of the same call."""
+    """Number of conversations that were not sent, because the response was in the cache or the same call sent an equal
+    conversation."""
     prompt_tokens: int = 0
     """Number of prompt tokens, as reported by the server; those of failed requests are unknown."""
     completion_tokens: int = 0
@@ -262,12 +263,12 @@ class ServedChatModel(ServerSettings, ChatModel):
         return {key: completion for key, completion in finished.items() if completion is not None}
 
     def _request(self, key: str, body: Mapping[str, Any], stop: threading.Event) -> Completion | None:
-        """Send a request until it succeeds, and write the response to the cache.
+        """Send a request, with retries, and write the response to the cache.
 
         Args:
             key: hash of the request.
             body: body of the request as JSON values.
-            stop: event that the first permanently failed request sets, and that ends all others.
+            stop: event that is set after the first permanent failure; then nothing is sent any more, retries included.
 
         Returns:
             The response; None if another request failed permanently before this one succeeded.
@@ -328,7 +329,7 @@ class ServedChatModel(ServerSettings, ChatModel):
             kept = "no response is kept, because there is no cache file"
         else:
             file = str(self.responses.path)
-            kept = f"{len(self.responses)} responses are kept in {file!r}, and the same command resumes"
+            kept = f"{len(self.responses)} responses are kept in {file!r}, and the same command requests only the rest"
         return f"api_url is {self.api_url!r}, which failed {times} for the model {self.name!r} ({reason}); {kept}."
 
     @cached_property
@@ -456,11 +457,11 @@ def _check_extra_body(extra_body: Mapping[str, Any]) -> None:
     """Check ``extra_body``, the further fields of each request.
 
     Raises:
-        ValueError: If every request sets a field itself, or if a value cannot be represented as JSON.
+        ValueError: If it contains a field that lrl sets, or if a value cannot be represented as JSON.
     """
     for name in ("model", "messages", "stream"):
         if name in extra_body:
-            raise ValueError(f"extra_body contains {name!r}, which each request sets itself; it must be left out.")
+            raise ValueError(f"extra_body contains {name!r}, which lrl sets in each request; it must be left out.")
     try:
         json.dumps(extra_body, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -491,7 +492,7 @@ def without_surrogates(text: str) -> str:
 
 
 def _read_as_utf8(response: Any) -> None:
-    """Decode a response of ``httpx`` as UTF-8, as for all JSON; its header may name a codec that yields no text."""
+    """Decode a response of ``httpx`` as UTF-8, the encoding of JSON; the codec in its header may not yield text."""
     response.encoding = "utf-8"
 
 

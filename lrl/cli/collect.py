@@ -34,7 +34,7 @@ class CollectOptions:
     num_envs: PositiveInt = 1
     """Number of episodes that are played in parallel; the data set does not depend on it."""
     temperature: NonNegativeFloat = 0.0
-    """Sampling temperature, if --policy is a run; with 0 it takes its mean or its most probable action."""
+    """Sampling temperature, if --policy is a run; 0 takes the mean or the most probable action."""
     random_share: ClosedUnitInterval = 0.0
     """Share of turns with a random action."""
     advisor: str | None = None

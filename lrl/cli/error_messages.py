@@ -62,7 +62,7 @@ _NO_REASON = (
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that means the same as ``name`` in another library or is spelt similarly, or None."""
+    """Return the known name for what another library calls ``name``, else the one most similarly spelt, or None."""
     names = list(known)
     synonym = next((other for other in SYNONYMS.get(name, ()) if other in names), None)
     return synonym or next(iter(difflib.get_close_matches(name, names, n=1)), None)
@@ -99,7 +99,7 @@ def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
 
 
 def _user_error_types() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that are printed as one sentence: errors of the user, of the disk and of wandb."""
+    """Return the exceptions that are printed as one sentence: of the user, the disk, wandb and Lightning's settings."""
     places = (("wandb.errors", "Error"), ("lightning.fabric.utilities.exceptions", "MisconfigurationException"))
     others = [getattr(sys.modules[module], name) for module, name in places if module in sys.modules]
     return (ValueError, ArgumentError, OSError, *others)
@@ -112,7 +112,7 @@ def stock_part(error: BaseException) -> str | None:
     raises a ``RuntimeError`` or an ``AttributeError``.
     """
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    # Frames in torch (missing attributes of modules) and lightning.fabric (called by callbacks) do not name the part.
+    # Frames in torch (access to a missing attribute) and lightning.fabric (which callbacks call) do not show the cause.
     own = [file for file in files if not {"torch", "fabric"} & set(file.parts)]
     folder = own[-1].parent if own else Path()
     return _STOCK_PARTS.get(folder.name) if folder.parent.parts[-2:] == ("lightning", "pytorch") else None

@@ -22,11 +22,11 @@ def silence_libraries() -> None:
         "lightning.fabric": logging.WARNING,  # "Seed set to 0"
         "bitsandbytes": logging.ERROR,  # recommends optional kernels on import
         "httpx": logging.WARNING,  # one line per request
-        "httpx2": logging.WARNING,  # the same, of the openai client
-        "absl": logging.ERROR,  # dm_control passes on deprecations of MuJoCo
+        "httpx2": logging.WARNING,  # also one line per request, from the package openai
+        "absl": logging.ERROR,  # dm_control logs deprecation warnings of MuJoCo
     }.items():
         logging.getLogger(name).setLevel(level)
-    # LightningCLI 2.6.6 still calls what jsonargparse 4.49 deprecated (Lightning #21906).
+    # LightningCLI 2.6.6 still calls functions that jsonargparse 4.49 deprecated (Lightning #21906).
     warnings.filterwarnings("ignore", module="jsonargparse.*")
     warnings.filterwarnings("ignore", message=".*jsonargparse.*", category=DeprecationWarning)
     # The rollout buffer is in this process, so workers of the data loader would be idle.
@@ -37,24 +37,24 @@ def silence_libraries() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     # Lightning compares the log interval with the number of batches, but metrics are logged once per collection.
     warnings.filterwarnings("ignore", message=".*smaller than the logging interval.*")
-    # Checkpoints and metrics belong in the run directory, to which the launch has written its records before.
+    # Checkpoints and metrics are written to the run directory, where lrl has already written files (``command.txt``).
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*Experiment logs directory .* exists and is not empty.*")
     # dm_control looks for a display when it is imported, and works without one.
     warnings.filterwarnings("ignore", message=".*DISPLAY environment variable.*")
 
 
-# A progress bar on the terminal's error stream.
+# A progress bar on standard error.
 
 
 @contextmanager
 def progress_bar(name: str, total: int, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """Show a progress bar while the block runs, where standard error is a terminal.
+    """Show a progress bar while the block runs, if standard error is a terminal.
 
     Args:
         name: the bar's label.
         total: number of steps.
-        shown: whether to show the bar; of several devices only the first should.
+        shown: whether to show the bar; with several devices, only the process of the first one should show it.
 
     Yields:
         A function that advances the bar by one step.

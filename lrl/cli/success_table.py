@@ -31,7 +31,8 @@ def success_table(
 ) -> None:
     """Evaluate policies in several environments, and print a Markdown table with 95% intervals.
 
-    The table of one policy has its return, length and success. A table of several policies has the --figure of each.
+    The table of one policy has its return, length and success. A table of several policies has the metric that --figure
+    names, for each policy.
 
     lrl success_table --policy expert --env_id lrl/BabyAI-{GoTo,Pickup}Local-v0 --json table.json
     lrl success_table --checkpoint before=runs/babyai/sft/x after=runs/babyai/ppo/y --env_id lrl/BabyAI-GoToLocal-v0
@@ -47,7 +48,7 @@ def success_table(
         precision: precision for Lightning Fabric, for example bf16-mixed; default: the precision of the weights.
         merge_adapters: merge the adapters into the weights first, which is faster; results are the same up to rounding.
         figure: metric that is shown for several policies.
-        machine: description of the machine, for the file.
+        machine: description of the machine, written to the --json file.
         json: write all results to this file.
     """
     from lrl.cli.run_directory import commit
@@ -58,7 +59,7 @@ def success_table(
     subjects = labelled(checkpoint) if checkpoint else [(str(policy), None)]
     fabric = DeviceOptions(accelerator=accelerator, precision=precision).fabric()
     env_kwargs = env_kwargs or [{}]
-    if merge_adapters:  # reports a model that cannot be merged before any episode is played
+    if merge_adapters:  # before any episode, reports a model whose adapters cannot be merged
         for label, path in subjects[1:]:
             merge_adapters_of(_load(label, path, env_id[0], env_kwargs[0]).policy, label)
     rows: list[dict[str, Any]] = []
@@ -92,7 +93,7 @@ def labelled(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def report_row(results: EpisodeResults, env_id: str, label: str, env_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of one policy in one environment; of the episodes only the failed seeds are kept.
+    """Return the metrics of one policy in one environment, and the seeds of the failed episodes.
 
     Args:
         results: all episodes.

@@ -61,7 +61,7 @@ def zero_shot(
         seed: seed of the first episode.
         num_envs: number of episodes that are played in parallel; the result does not depend on it.
         max_new_tokens: maximum number of tokens of a response with reasoning; others have at most 12.
-        machine: description of the machine, for the file.
+        machine: description of the machine, written to --json.
 
     Raises:
         ValueError: If a name in ``policies`` is unknown, or the file is not such a report or has other settings.

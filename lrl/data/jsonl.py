@@ -213,10 +213,10 @@ def _parse(read: Callable[[str], Any], plain: Callable[[str], str], text: str) -
 
 
 def _check_scale(key: str, text: str, space: gym.Space, value: Any) -> None:
-    """Raise an error if integers from 0 to 999 probably encode values: 0 the lower bound and 999 the upper bound.
+    """Raise an error if a text probably encodes its values as integers from 0 (lower bound) to 999 (upper bound).
 
-    The codec read them as the values themselves, because ``env.numbers.kind`` is not ``integers``. The error is
-    detected if at least one of the integers is outside the space.
+    The codec does not decode such integers unless ``env.numbers.kind`` is ``integers``. This mistake is detected only
+    if at least one of them is outside the space.
 
     Args:
         key: ``observation`` or ``action``.
@@ -281,7 +281,7 @@ class JsonlDemonstrations(Demonstrations):
         self._spaces: tuple[gym.Space, gym.Space] | None = None
 
     def validate(self, env: EnvFactory) -> None:
-        """Store the native spaces of the environment, to which observations and actions must belong."""
+        """Store the native spaces of the environment, with which the lines are parsed."""
         self._spaces = env.spaces
 
     def check_held_out(self, training: Demonstrations) -> None:
@@ -303,8 +303,8 @@ class JsonlDemonstrations(Demonstrations):
         Demonstrations contain native observations and actions if the policy acts natively, otherwise texts.
 
         Raises:
-            ValueError: If the file is missing, empty or too small, a line is not a JSON object with the required keys,
-                or an observation or action does not fit the environment.
+            ValueError: If the file is missing, empty or has fewer than ``num_rows`` lines, if a line is not a JSON
+                object with the required keys, or if an observation or action does not fit the environment.
         """
         assert self._spaces is not None, "validate() must be called before"
         turns = JsonlTurns(self.path, codec, policy, self._spaces, self.num_rows, self.seed)

@@ -333,7 +333,7 @@ class MinariDemonstrations(Demonstrations):
         Demonstrations contain native observations and actions if the policy acts natively, otherwise texts.
 
         Raises:
-            ValueError: If the data set is missing, empty, damaged or too small, or the codec cannot write it as text.
+            ValueError: If the data set is missing, empty or damaged, has too few steps, or cannot be written as text.
         """
         kind = NativeTurns if policy.response_format is None else TextTurns
         turns = kind(self, codec, policy, *self._select())

@@ -82,8 +82,8 @@ class MinariRows(EnvRows):
         """Return the selected steps as a lazy sequence.
 
         Raises:
-            ValueError: If the data set is missing, empty, damaged, too small or of another environment, or the codec
-                cannot write it as text.
+            ValueError: If the data set is missing, empty, damaged or of another environment, has too few steps, or
+                cannot be written as text by the codec.
         """
         reader = DatasetReader(self.dataset_id)
         reader.check_spaces(*self.env.spaces, "env.rows.dataset_id")
@@ -202,8 +202,8 @@ class JsonlRows(EnvRows):
         """Return the selected lines as a lazy sequence, in the order of the file.
 
         Raises:
-            ValueError: If the file is missing, empty or too small, or a selected line is not a JSON object with the
-                keys ``observation`` and ``action``, or an observation or action does not fit the environment.
+            ValueError: If the file is missing, empty or has too few lines, or a selected line is not a JSON object with
+                the keys ``observation`` and ``action``, or an observation or action does not fit the environment.
         """
         rows = JsonlLines(self.path, "env.rows", self._parse, self.num_rows, self.seed)
         rows.check(self.codec, self.spaces[1])

@@ -161,7 +161,7 @@ class ExpertDemonstrations(Demonstrations):
 @register
 @final
 class ConcatDemonstrations(Demonstrations):
-    """Combines several sources of demonstrations of one environment, whose demonstrations are shuffled together.
+    """Combines several sources of demonstrations of one environment, and shuffles all demonstrations together.
 
     For example, an expert's own episodes can be combined with its advice in episodes of another policy.
 
@@ -234,8 +234,8 @@ class _Concatenated(LazyDemonstrations):
         return repr([fingerprint_of(part) for part in self._parts])
 
     def shuffled_indices(self, seed: int, epoch: int) -> np.ndarray:
-        """Return every index once, int64 ``(turn,)``, with each part in its own shuffled order."""
-        # The parts are interleaved at random; within a part, its own order keeps the turns of an episode together.
+        """Return every index once, int64 ``(turn,)``; the shuffled parts are randomly interleaved."""
+        # The own order of a part keeps the turns of an episode together.
         part_of = np.repeat(np.arange(len(self._parts)), list(map(len, self._parts)))
         part_of = part_of[permutation(len(self), "parts", seed, epoch)]
         shuffled = np.empty(len(self), dtype=np.int64)
@@ -285,8 +285,8 @@ class Augmentation(ABC, Generic[ObsType, ActType]):
         Args:
             observations: native observation before each step.
             actions: native actions of the steps, followed by the advised actions of some steps. An advised action is
-                the one that an advisor chose, or the one of the policy that a random action replaced. There may
-                therefore be more actions than observations.
+                the one that an advisor chose, or the policy's action that was replaced by a random action. There
+                may therefore be more actions than observations.
             rng: source of random numbers.
         """
 
@@ -351,7 +351,7 @@ class GaussianNoise(Augmentation[np.ndarray, np.ndarray]):
         if not (isinstance(action_space, spaces.Box) and np.issubdtype(action_space.dtype, np.floating)):
             raise ValueError(
                 f"demonstrations.augmentation is GaussianNoise, which needs an action space of real numbers (a Box), "
-                f"but the action space is {action_space}; use null."
+                f"but the action space is {action_space}; set demonstrations.augmentation to null."
             )
         self._space = action_space
 

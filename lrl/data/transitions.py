@@ -90,8 +90,8 @@ class TransitionsDataModule(ClockedDataModule):
         """Read the data sets; a second call does nothing.
 
         Raises:
-            ValueError: If a data set is missing, damaged or too small, the rewards are all equal, the data sets have
-                different spaces, or the batch size is too small for the number of devices.
+            ValueError: If a data set is missing or damaged or has too few episodes, the rewards are all equal, the data
+                sets have different spaces, or the batch size is too small for the number of devices.
         """
         assert self.trainer is not None
         if self.batch_size < 2 * self.trainer.world_size:
@@ -106,8 +106,8 @@ class TransitionsDataModule(ClockedDataModule):
         """Read all episodes into memory, split by episode.
 
         Raises:
-            ValueError: If a data set is missing, damaged or too small, the rewards are all equal, or the data sets
-                have different spaces.
+            ValueError: If a data set is missing or damaged or has too few episodes, the rewards are all equal, or the
+                data sets have different spaces.
         """
         readers = [DatasetReader(name) for name in self.dataset_ids]
         spaces = self.observation_space, self.action_space = readers[0].observation_space, readers[0].action_space

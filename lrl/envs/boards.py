@@ -312,7 +312,7 @@ def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
     """Pull the boxes away from their targets by a depth-first search.
 
     The player pulls a box that is directly behind it. A state's score is the sum of the distances between boxes and
-    their targets, multiplied by the number of pulls of a box which is not the one pulled before; the first pull counts.
+    their targets, multiplied by the number of pulls that move another box than the previous pull, or are the first.
     The score is 0 if a box or the player is on a target. The first state with the highest score is chosen.
 
     Returns:
@@ -355,7 +355,7 @@ def _distance(cell: int, other: int, size: int) -> int:
 
 
 def _walk(rng: np.random.Generator, room: Room, probability: float) -> int:
-    """Return the player's cell after one to three random steps (none with ``1 - probability``); no box moves."""
+    """Return the player's cell after one to three random steps, or with ``1 - probability`` none; no box moves."""
     player, visited = room.player, [room.player]
     if rng.random() > probability:
         return player
@@ -407,7 +407,8 @@ class Solution:
 def solve(room: Room) -> Solution:
     """Find the shortest solutions from all reachable states.
 
-    A breadth-first search from the start finds the states, and one backwards from the solved states their distances.
+    A breadth-first search from the start finds the states, and a second one, backwards from the solved states, finds
+    their distances.
     """
     start = (room.player, room.boxes)
     index, states, rows = {start: 0}, [start], []

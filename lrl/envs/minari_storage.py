@@ -168,7 +168,7 @@ HAS_ADVISOR = "has_advisor"
 
 @contextmanager
 def suppress_output() -> Iterator[None]:
-    """Suppress output and warnings of Minari about missing metadata, downloads and deleted folders."""
+    """Suppress standard output and warnings; Minari reports missing metadata, downloads and deleted folders."""
     with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

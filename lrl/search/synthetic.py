@@ -1,12 +1,15 @@
-"""Synthetic functions and demonstrations of searching their maxima, on which language models learn to search.
+"""Synthetic functions and demonstrations of the search for their maxima, on which language models learn to search.
 
-Functions of real parameters are random quadratics, ridges, plateaus and steps. In functions of tables the entries are
-independent, or they interact in pairs, or each counts only if all entries before it are right (LeadingOnes). Values are
-measured with random errors. No function resembles a task of ProPS.
+A function depends on real parameters or on a table of actions. Functions of real parameters are random quadratics,
+ridges, plateaus and steps. The entries of a table are independent, or they interact in pairs, or each counts only if
+all entries before it are right (LeadingOnes). Values are measured with random errors. No function resembles a task of
+prompted policy search (ProPS, arXiv:2511.21928).
 
-A demonstration is a prompt in style ``integers`` (:class:`~lrl.search.prompts.HistoryConfig`) with the history of one
-parameter, and the response of a teacher: the proposal of an evolution strategy that continues from the best policy of
-the history with exact values. The teacher is CMA-ES for real parameters and a (1+λ) evolutionary algorithm for tables.
+A demonstration is a prompt in style ``integers`` (:class:`~lrl.search.prompts.HistoryConfig`) and a response. The
+prompt contains the history of one parameter: its values in earlier proposals, with the ranks of these proposals. The
+response is the value of this parameter in the proposal of a teacher. The teacher is an evolution strategy that starts
+from the best proposal of the history and evaluates the function without errors: CMA-ES for real parameters, and a (1+λ)
+evolutionary algorithm for tables.
 """
 
 from __future__ import annotations
@@ -111,12 +114,12 @@ class TableFunction(SyntheticFunction):
     num_actions: int
     """Number of actions."""
     first_action: int
-    """Number of the first action."""
+    """Smallest action; actions are consecutive integers."""
     order: np.ndarray
     """Indices of the entries, ``(parameter,)``: group by group, or for ``leading`` in the order in which they count."""
     losses: np.ndarray
-    """Loss of the actions of a group against the best ones, ``(group, action)`` or ``(group, action, action)``; empty
-    for the kind ``leading``."""
+    """How much lower the value is with given actions of a group than with the best ones, ``(group, action)`` or
+    ``(group, action, action)``; empty for the kind ``leading``."""
 
     @property
     def space(self) -> ParameterSpace:
@@ -209,7 +212,7 @@ _PARENTS = 4
 _STEPS = (0.2, 0.7, 2.0)
 """Possible standard deviations of changes of real parameters in a history."""
 _CHANGES = (1, 2, 4)
-"""Possible mean numbers of additional entries of a table that are sampled again in a history."""
+"""Possible mean numbers of entries of a table that are sampled again in a history, besides one that always is."""
 
 
 HISTORY = HistoryConfig(recent=8, top_k=12, order="value", style="integers")
@@ -219,9 +222,9 @@ _GENERATIONS = 6
 _MAX_WARMUP = 10
 """Maximum number of random proposals at the beginning of a history."""
 _ITERATIONS = (10, 400)
-"""Minimum and maximum number of proposals after these, which is log-uniform."""
+"""Minimum and maximum number of proposals after the random ones at the beginning; it is sampled log-uniformly."""
 _RANDOM_SHARE = 0.2
-"""Fraction of these proposals that are random."""
+"""Probability that a later proposal of a history is random as well."""
 _ROWS = 4
 """Maximum number of demonstrated proposals per function, at random lengths of its history."""
 _PARAMETERS = 4
@@ -231,9 +234,9 @@ _PARAMETERS = 4
 def demonstrations(seed: int, functions: range, held_out: bool = False) -> Iterator[dict[str, str]]:
     """Yield demonstrations, ``prompt`` and ``response``, of some functions.
 
-    A proposal in a history is random, or a changed copy of the best proposals so far, or a changed copy of the
-    teacher's previous proposal. The share of the last kind differs between histories, so that some improve slowly and
-    some fast.
+    A proposal in a history is random, or a changed copy of the best proposal so far or of a mixture of the best few, or
+    a changed copy of the teacher's previous proposal. The share of the last kind differs between histories, so that
+    some improve slowly and some fast.
 
     Args:
         seed: seed of all randomness.
@@ -260,10 +263,11 @@ def _of_function(function: SyntheticFunction, seed: int) -> Iterator[dict[str, s
     rng, space, entries = np.random.default_rng(seed), function.space, list[Entry]()
     warmup = int(rng.integers(1, _MAX_WARMUP + 1))
     total = _log_uniform(_ITERATIONS, rng)
-    if space.actions is not None:  # so that a history never contains all values of a small table
+    if space.actions is not None:  # so that a history never contains all tables of a small space
         total = max(1, min(total, len(space.actions) ** space.size // 4 - warmup))
     lengths = {int(length) for length in rng.integers(warmup, warmup + total, _ROWS)}
-    # Of the later proposals that are not random, a share teacher_share changes the teacher's last proposal, taught.
+    # After the warmup, a proposal that is not random is, with probability teacher_share, a changed copy of ``taught``,
+    # the teacher's last proposal.
     teacher_share, next_taught, tried = rng.random(), warmup, set[tuple[float, ...]]()
     taught: np.ndarray | None = None
     for length in range(1, max(lengths) + 1):
@@ -317,9 +321,9 @@ def teach(
     rng: np.random.Generator,
     generations: int = _GENERATIONS,
 ) -> np.ndarray:
-    """Return the teacher's proposal: the best entry after some generations of evolution with exact values.
+    """Return the teacher's proposal: the best entry after some generations of evolution without measurement errors.
 
-    If the history contains the proposal, it is changed slightly, because a search would reject it.
+    If the history contains the proposal, it is changed slightly, because a search rejects repeated proposals.
 
     Args:
         function: the function to maximise.
@@ -345,7 +349,7 @@ def _cma_es(function: SyntheticFunction, best: np.ndarray, generations: int, rng
     """Return the mean of the distribution of CMA-ES after some generations."""
     from cmaes import CMA
 
-    cma = CMA(mean=best, sigma=1.0, seed=int(rng.integers(2**31)))  # samples may lie outside the range
+    cma = CMA(mean=best, sigma=1.0, seed=int(rng.integers(2**31)))  # samples may lie outside the space
     for _ in range(generations):
         points = np.stack([cma.ask() for _ in range(cma.population_size)])
         cma.tell([(point, -float(value)) for point, value in zip(points, function.values(points), strict=True)])
@@ -374,7 +378,8 @@ class SyntheticHistories(Demonstrations):
 
     Args:
         num_functions: number of functions.
-        held_out: whether to use held-out functions, for a validation loss. Searchers are compared on other ones.
+        held_out: whether to use held-out functions, for a validation loss. Searchers are compared on
+            other held-out functions.
         seed: seed of the functions and histories.
     """
 

@@ -94,7 +94,7 @@ def test_null_fields_are_omitted_and_samples_with_different_seeds_still_differ(s
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"model": "x"}, "extra_body contains 'model', which each request sets itself; it must be left out."),
+        ({"model": "x"}, "extra_body contains 'model', which lrl sets in each request; it must be left out."),
         ({"messages": []}, "extra_body contains 'messages'"),
         ({"stream": True}, "extra_body contains 'stream'"),
         ({"min_p": float("nan")}, "extra_body is {'min_p': nan}; it must be representable as JSON"),
@@ -465,7 +465,7 @@ def test_no_further_request_is_sent_if_the_cache_cannot_be_written(server, tmp_p
 
 def test_the_error_states_the_number_of_cached_responses(server, tmp_path):
     server.faults, file = [None, *[status(500)] * 9], tmp_path / "responses.sqlite"
-    with pytest.raises(ValueError, match=r"; 1 responses are kept in '.*responses.sqlite', and the same command resum"):
+    with pytest.raises(ValueError, match=r"; 1 responses are kept in '.*responses.sqlite', and the same command re"):
         model_of(server, cache=str(file), max_retries=1).complete(say(*"ab"), SAMPLING, [1, 2])
 
 
