@@ -22,16 +22,21 @@ if TYPE_CHECKING:
     from lrl.lm.model import LanguageModel
 
 _UNMATCHED = r"The following (rank|alpha)_pattern keys did not match"
-"""Start of a warning of peft. It is a false alarm for experts, whose patterns match parameters instead of modules."""
+"""Beginning of a warning of peft, as a regular expression. It is wrong for the experts of a mixture-of-experts model:
+peft looks for modules that match their patterns, which match parameters."""
 
 
 def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
-    """Wrap ``model`` with trainable adapters and freeze the base.
+    """Wrap ``model`` with trainable LoRA adapters, and freeze its other weights except those of ``modules_to_save``.
+
+    Args:
+        model: a Hugging Face causal LM without adapters.
+        config: its configuration, with ``lora`` set.
 
     Raises:
-        ValueError: If ``target_modules`` matches nothing or tied weights, ``last_layers`` exceeds the number of layers,
-            the embeddings of added tokens would stay frozen, or peft does not support the combination, such as experts
-            with dropout.
+        ValueError: If ``target_modules`` matches no layer or an embedding whose weight is tied, if ``last_layers``
+            exceeds the number of layers, if the embeddings of added tokens would not be trained, or if peft does not
+            support the options together, such as dropout for experts.
     """
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     import peft
@@ -50,17 +55,17 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        **_places(model, lora, wanted),
+        **_layer_selection(model, lora, wanted),
         modules_to_save=saved or None,
         ensure_weight_tying=bool(tied & set(saved)),
         fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in model.modules()),
     )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft reads it
         warnings.filterwarnings("ignore", _UNMATCHED)
         torch.manual_seed(config.init_seed)
         try:
-            wrapped = peft.get_peft_model(model, adapters)  # adapters on 16 bits are float32
+            wrapped = peft.get_peft_model(model, adapters)  # adapters of 16-bit weights are float32
         except ValueError as error:
             key = "dropout" if "lora_dropout" in str(error) else "target_modules"
             others = f" It must name other layers; there are {', '.join(linear)}." if key == "target_modules" else ""
@@ -76,10 +81,10 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
 
 
 def frozen_embeddings(model: Any) -> list[str]:
-    """Return the names of the input and output embeddings that are not trained in full.
+    """Return the names of the input and output embeddings whose weights are frozen; they may have an adapter.
 
     Args:
-        model: with adapters.
+        model: a causal LM with adapters.
     """
     base = bare(model)
     ends = [base.get_input_embeddings(), base.get_output_embeddings()]
@@ -88,10 +93,10 @@ def frozen_embeddings(model: Any) -> list[str]:
 
 
 def decoder_layers(model: Any, key: str = "lora.last_layers") -> tuple[str, nn.ModuleList]:
-    """Return the decoder layers of a causal LM, first to last, and the name of their list.
+    """Return the path of the list of decoder layers in a causal LM, and the list itself, in the order of computation.
 
     Args:
-        model: with adapters or without.
+        model: a causal LM, with or without adapters.
         key: the option that needs the layers, for the error message.
 
     Raises:
@@ -102,18 +107,22 @@ def decoder_layers(model: Any, key: str = "lora.last_layers") -> tuple[str, nn.M
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return name, part
-    raise ValueError(f"{key} is set; it must be null, the layers of a {type(model).__name__} were not found.")
+    raise ValueError(f"{key} is set; it must be null: a {type(model).__name__} has no list of decoder layers.")
 
 
-def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of peft that name the adapted layers.
+def _layer_selection(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of ``peft.LoraConfig`` that select the layers with an adapter.
 
-    With ``last_layers``, peft does not support ``all-linear``, so the names of the linear layers are listed.
+    peft does not support ``all-linear`` for some of the decoder layers only, so with ``last_layers`` the names of
+    their linear layers are listed.
 
     Args:
-        model: without adapters.
-        lora: the configuration.
-        wanted: names of layers, or ``all-linear`` alone.
+        model: a causal LM without adapters.
+        lora: configuration of the adapters.
+        wanted: names of the layers to adapt, without the path to them, or ``all-linear`` alone.
+
+    Raises:
+        ValueError: If the model has fewer than ``last_layers`` layers, or ``wanted`` names a layer that is not in them.
     """
     everything = list(wanted) == ["all-linear"]
     if lora.last_layers is None:
@@ -146,9 +155,9 @@ def _places(model: Any, lora: LoRAConfig, wanted: Sequence[str]) -> dict[str, An
 
 @torch.no_grad()
 def _not_linear(model: nn.Module) -> list[str]:
-    """Return the names of layers that derive from a linear layer but compute something else, such as expert routers.
+    """Return the paths of subclasses of ``nn.Linear`` whose output is not that of a linear layer, such as routers.
 
-    They cannot be adapted: an adapter adds the product of its matrices to the output of a linear layer.
+    They cannot have an adapter, because LoRA adds the output of two small linear layers to that of a linear layer.
     """
     names = []
     parts: list[tuple[str, Any]] = list(model.named_modules())
@@ -158,7 +167,7 @@ def _not_linear(model: nn.Module) -> list[str]:
             continue
         try:
             out = part(part.weight.new_zeros(1, part.in_features))
-        except (RuntimeError, TypeError, ValueError, IndexError):  # the input is not a matrix of states
+        except (RuntimeError, TypeError, ValueError, IndexError):  # its input is not (row, feature)
             out = None
         if not isinstance(out, torch.Tensor) or out.shape != (1, part.out_features):
             names.append(name)
@@ -166,10 +175,15 @@ def _not_linear(model: nn.Module) -> list[str]:
 
 
 def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
-    """Return the names of the layers that get an adapter, and of those that are trained in full.
+    """Return the names of the layers that get an adapter, and the names of those that are trained in full.
+
+    Args:
+        model: a causal LM without adapters.
+        lora: configuration of the adapters.
 
     Raises:
-        ValueError: If a layer does not exist, or cannot have an adapter.
+        ValueError: If the configuration names a layer that does not exist, or an adapter for a layer that cannot have
+            one.
     """
     wanted = [lora.target_modules] if isinstance(lora.target_modules, str) else list(lora.target_modules)
     saved = list(lora.modules_to_save or [])
@@ -178,19 +192,19 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
         if name != "all-linear" and name not in every:
             key = "modules_to_save" if name in saved else "target_modules"
             names = ", ".join(_linear(model))
-            raise ValueError(f"lora.{key} names {name!r}, which no layer is called; there are {names}.")
+            raise ValueError(f"lora.{key} names {name!r}, but no layer has this name; linear layers are {names}.")
     for path in _not_linear(model):
         name = path.rsplit(".", 1)[-1]
         if name in wanted:
             raise ValueError(
-                f"lora.target_modules names {name!r}, a {every[name]}, which returns more than the product with its "
-                "weights, so that an adapter cannot be added; it may be in lora.modules_to_save."
+                f"lora.target_modules names {name!r}, a {every[name]}, whose output is not that of a linear layer, "
+                "so it cannot have an adapter; lora.modules_to_save may name it."
             )
     return wanted, saved
 
 
 def _linear(model: nn.Module) -> list[str]:
-    """Return the sorted names of linear layers, each without the path to it."""
+    """Return the sorted names of the linear layers, without the paths to them."""
     kinds = {name.rsplit(".", 1)[-1]: type(part).__name__ for name, part in model.named_modules()}
     return sorted(name for name, kind in kinds.items() if "Linear" in kind or "Conv1D" in kind)
 
@@ -204,9 +218,13 @@ def _tied_layers(model: Any) -> set[str]:
 
 
 def freeze_second_adapter(model: Any) -> None:
-    """Copy the adapter ``default`` to a frozen adapter ``reference``."""
+    """Copy the adapter ``default`` to a frozen adapter ``reference``, which is created if it does not exist.
+
+    Args:
+        model: a causal LM with adapters.
+    """
     if "reference" not in model.peft_config:
-        with warnings.catch_warnings():  # a copy that is never trained need not be tied
+        with warnings.catch_warnings():  # the copy is never trained, so it need not be tied
             warnings.filterwarnings("ignore", "You have requested `ensure_weight_tying`")
             warnings.filterwarnings("ignore", _UNMATCHED)
             model.add_adapter("reference", copy.deepcopy(model.peft_config["default"]))
@@ -220,14 +238,20 @@ def freeze_second_adapter(model: Any) -> None:
 
 
 def add_critic_adapter(model: Any, config: LanguageModelConfig) -> None:
-    """Add an adapter ``critic`` of the same shape as ``default``, initialised to zero like ``default``.
+    """Add an adapter ``critic`` with the configuration of ``default``; at first, it does not change any output.
+
+    Args:
+        model: a causal LM with adapters.
+        config: configuration of the model.
 
     Raises:
         ValueError: If the actor has no adapter, or gradient checkpointing is on: the backward pass would recompute the
             critic's layers with the actor's adapter.
     """
     if config.lora is None:
-        raise ValueError("value_head.adapter is true and language_model.lora null; set lora, or adapter false.")
+        raise ValueError(
+            "value_head.adapter is true and language_model.lora null; set lora, or value_head.adapter false."
+        )
     if config.gradient_checkpointing:
         raise ValueError(
             "value_head.adapter and language_model.gradient_checkpointing are both true; one of them must be false."
@@ -242,7 +266,14 @@ def add_critic_adapter(model: Any, config: LanguageModelConfig) -> None:
 
 
 def use_adapter(model: Any, name: str) -> None:
-    """Activate one adapter. All but ``reference`` stay trainable: peft would freeze the inactive ones."""
+    """Activate one adapter, and keep all adapters except ``reference`` trainable.
+
+    Activating an adapter by peft freezes the others, so they are made trainable again.
+
+    Args:
+        model: a causal LM with adapters.
+        name: the adapter to activate.
+    """
     model.set_adapter(name)
     for parameter_name, parameter in model.named_parameters():
         adapters = set(parameter_name.split(".")) & set(model.peft_config)
@@ -253,18 +284,19 @@ def use_adapter(model: Any, name: str) -> None:
 # Export a trained model as a Hugging Face folder, which loads without this package.
 
 BASE_FILE = "lrl_base.json"
-"""File next to an exported adapter with the ``dtype`` and ``quantization`` that its base was loaded with."""
+"""Name of the file in an adapter's folder that contains the ``dtype`` and ``quantization`` of its base in training."""
 _OF_EMBEDDINGS = ("ordered_numbers", "number_tokens", "added_tokens")
-"""Options that change embeddings. An exported adapter can contain whole embeddings (``lora.modules_to_save``)."""
+"""Options that change embeddings. An exported adapter contains the changed embeddings only if
+``lora.modules_to_save`` names them."""
 
 
 def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = True) -> None:
     """Write the model, or only its adapter, and the tokenizer with the chat template used in training.
 
     Args:
-        language_model: configured; its weights may be sharded.
-        folder: created if it does not exist.
-        writes: whether this rank writes; all ranks must call the function.
+        language_model: the configured model; its weights may be sharded.
+        folder: destination, created if it does not exist.
+        writes: whether this rank writes the files; all ranks must call the function.
     """
     model, lora = language_model.model, language_model.config.lora
     state = model.state_dict()
@@ -275,7 +307,7 @@ def save_pretrained(language_model: LanguageModel, folder: Path, writes: bool = 
         return
     if lora is None:
         model.save_pretrained(folder, state_dict=state)
-    else:  # embeddings that are trained whole are among modules_to_save already
+    else:  # modules_to_save names the embeddings to save
         model.save_pretrained(folder, state_dict=state, selected_adapters=["default"], save_embedding_layers=False)
         loaded = {name: getattr(language_model.config, name) for name in ("dtype", "quantization")}
         Path(folder, BASE_FILE).write_text(json.dumps(loaded) + "\n", encoding="utf-8")
@@ -286,10 +318,11 @@ def check_exportable(language_model: LanguageModel) -> None:
     """Check that the base of an adapter can be loaded again by its name.
 
     Args:
-        language_model: may be unconfigured.
+        language_model: the model, which need not be configured yet.
 
     Raises:
-        ValueError: If the options change the weights of the base, or the base is a GGUF file.
+        ValueError: If an option changes weights of the base that the adapter does not contain, or the base is a GGUF
+            file.
     """
     config = language_model.config
     if config.lora is None:
@@ -297,7 +330,7 @@ def check_exportable(language_model: LanguageModel) -> None:
     embeddings = () if config.lora.modules_to_save else _OF_EMBEDDINGS
     for key in ("random_init", "first_layers", *embeddings):
         if getattr(config, key):
-            raise ValueError(_sentence(config, key))
+            raise ValueError(_export_error(config, key))
     if is_gguf(config.name):
         raise ValueError(
             f"language_model.name is {config.name!r}, a GGUF file, which an exported adapter cannot name as its base; "
@@ -309,23 +342,23 @@ def check_embeddings(language_model: LanguageModel) -> None:
     """Check that an exported adapter contains all embeddings that differ from those of the base.
 
     Args:
-        language_model: configured.
+        language_model: the configured model.
 
     Raises:
-        ValueError: If embeddings were added or ordered and ``lora.modules_to_save`` does not name them.
+        ValueError: If embeddings were added or ordered, and ``lora.modules_to_save`` does not name them.
     """
     config = language_model.config
     for key in _OF_EMBEDDINGS:
         if config.lora is not None and getattr(config, key) and frozen_embeddings(language_model.model):
-            raise ValueError(_sentence(config, key))
+            raise ValueError(_export_error(config, key))
 
 
-def _sentence(config: LanguageModelConfig, key: str) -> str:
-    """Return the message that an adapter cannot be exported because the option ``key`` is set."""
+def _export_error(config: LanguageModelConfig, key: str) -> str:
+    """Return the error message for an adapter that cannot be exported because the option ``key`` is set."""
     value = getattr(config, key)
     unset, given = ("false", "true") if value is True else ("null" if isinstance(value, int) else "[]", value)
     more = ", or lora.modules_to_save name the embeddings" if key in _OF_EMBEDDINGS else ""
     return (
-        f"language_model.{key} is {given}, so that an exported adapter would name a base that it was not trained on; "
+        f"language_model.{key} is {given}, which changes the base, but an exported adapter names the unchanged base; "
         f"it must be {unset}, or lora null{more}; `lrl merge` writes the whole model."
     )

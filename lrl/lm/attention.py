@@ -1,4 +1,4 @@
-"""Properties of a model's attention: which tokens it attends to, its kernel, and its precision."""
+"""Properties of a model's attention: which tokens each token attends to, the kernel, and the precision."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ from torch import Tensor, nn
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 Attention = Literal["full", "window", "other"]
-"""``full``: every layer attends to all earlier tokens. ``window``: some layers attend to the last few columns only.
+"""``full``: in every layer, a token attends to all earlier tokens. ``window``: in some layers, a token attends only to
+a fixed number of preceding columns of its row (sliding-window attention), and in the others to all earlier tokens.
 ``other``: ALiBi, recurrent layers, or an unknown kind of attention."""
 
 _FULL, _WINDOWED = {"full_attention"}, {"full_attention", "sliding_attention"}
 _HARMLESS = {"chunk_size_feed_forward", "max_window_layers", "sliding_window", "use_sliding_window"}
+"""Configuration keys that match :data:`_SUSPECT` but do not exclude full attention."""
 _SUSPECT = re.compile(
     r"window|chunk_size|alibi|local_att|block_type|layers_attn|attn_layer_|attention_pattern|global_attn"
     r"|mamba|ssm|recurrent|conv|^linear_|lru|index_topk|sliding"
 )
-"""Pattern of configuration keys that no model with full attention has."""
+"""Pattern of configuration keys that no model with full attention has, except :data:`_HARMLESS`."""
 HALVED = (torch.bfloat16, torch.float16)
 """Data types of 16 bits."""
 SOUND = 1.5
-"""Ratio by which a 16-bit pass may be farther from float32 than the plain 16-bit pass."""
+"""Largest accepted ratio between the error of a 16-bit pass and that of the plain 16-bit pass, which computes every
+turn in its own row. Both errors are measured against float32, see :func:`is_sound`."""
 _EXACT = 1e-4
-"""Largest relative difference between two float32 passes that counts as rounding."""
+"""Largest difference between the logits of two float32 passes that is attributed to rounding, relative to the largest
+deviation of a logit from the mean. :func:`is_sound` uses it as a difference of log-probabilities, in nats."""
 
 
 def bare(model: Any) -> Any:
@@ -38,9 +42,10 @@ def bare(model: Any) -> Any:
 
 
 def attention_of(model: Any) -> Attention:
-    """Return the kind of attention of a causal LM, by its configuration.
+    """Return the kind of attention of a causal LM, as determined from its configuration.
 
-    A model that takes no ``position_ids`` derives positions from columns or the mask, as those with ALiBi do.
+    A model whose ``forward`` does not accept ``position_ids`` is of the kind ``other``, because it derives positions
+    from the columns or the mask, as models with ALiBi do.
     """
     model = bare(model)
     config = model.config.get_text_config()
@@ -63,7 +68,7 @@ def attention_of(model: Any) -> Attention:
 
 
 def _layer_type(kind: str) -> str:
-    """Translate GPT-Neo's names of layer types."""
+    """Return the name in transformers of a layer type of GPT-Neo; other names are returned unchanged."""
     return {"global": "full_attention", "local": "sliding_attention"}.get(kind, kind)
 
 
@@ -73,10 +78,15 @@ def _names_alibi(settings: Mapping[str, Any]) -> bool:
 
 
 def max_positions(model: Any) -> int | None:
-    """Return the largest number of tokens of a text: the size of the table of positions, or :func:`rope_limit`.
+    """Return the largest number of tokens that a text may have.
+
+    This is the size of the table of position embeddings or :func:`rope_limit`, whichever is smaller.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped.
 
     Returns:
-        None if every position has an embedding that does not depend on the length of the text.
+        None if the model has no such table, and its rotary embeddings do not depend on the length of the text.
     """
     model = bare(model)
     tables = "wpe", "embed_positions", "position_embeddings", "position_embedding"
@@ -90,8 +100,8 @@ def max_positions(model: Any) -> int | None:
 def context_length(config: Any) -> int | None:
     """Return the context length in the configuration of a model, in tokens; None if the configuration has none.
 
-    Rotary embeddings and ALiBi exist for any position, but the quality drops beyond the positions seen in training, and
-    embeddings that depend on the length of the text change beyond ``original_max_position_embeddings``.
+    Rotary embeddings and ALiBi are defined for any position, but the quality drops beyond the positions of the training
+    data. If the rotary embeddings depend on the length of the text, the context length is at most :func:`rope_limit`.
 
     Args:
         config: configuration of transformers.
@@ -104,16 +114,16 @@ def context_length(config: Any) -> int | None:
 
 
 def rope_limit(config: Any) -> int | None:
-    """Return the largest number of tokens of a text whose rotary embeddings do not depend on that number.
+    """Return the length in tokens up to which the rotary embeddings of a text do not depend on its length.
 
-    Beyond it, dynamic and long RoPE (``longrope``) embed every position depending on the longest text in the pass, so a
-    log-probability would depend on the other texts in the batch and on the length of the response so far.
+    Beyond it, the embeddings of all positions depend on the longest text in the batch for dynamic and long RoPE
+    (``longrope``), so a log-probability would depend on the other texts and on the length of the response so far.
 
     Args:
         config: configuration of transformers.
 
     Returns:
-        None if the embeddings depend on the position alone.
+        None if the embeddings never depend on the length.
     """
     text = config.get_text_config()
     settings = getattr(text, "rope_parameters", None) or {}
@@ -127,7 +137,7 @@ def rope_limit(config: Any) -> int | None:
 
 
 def compute_dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the attention: that of autocast if it is enabled, else that of the weights."""
+    """Return the dtype that attention is computed in: that of autocast if it is enabled, else that of the weights."""
     weight = bare(model).get_input_embeddings().weight
     if torch.is_autocast_enabled(weight.device.type):
         return torch.get_autocast_dtype(weight.device.type)
@@ -143,12 +153,12 @@ def kernel_of(model: Any) -> str:
 
 
 def is_halved(model: Any) -> bool:
-    """Return whether attention computes in 16 bits."""
+    """Return whether attention is computed in 16 bits."""
     return compute_dtype(model) in HALVED
 
 
 def use_kernel(model: Any, name: str) -> None:
-    """Switch a model to another attention implementation, if it can be switched."""
+    """Switch a model to another attention implementation, if the model supports it."""
     if kernel_of(model) != name and bare(model)._can_set_attn_implementation():
         bare(model).set_attn_implementation(name)
 
@@ -165,7 +175,7 @@ def set_kernel(model: Any, setting: str, loaded: str) -> bool:
         loaded: the kernel that the model was loaded with.
 
     Returns:
-        Whether they do not agree because the setting prescribes SDPA.
+        True if they may not agree, because ``setting`` is ``sdpa`` and the model computes in 16 bits on a CPU.
     """
     halved_on_cpu = bare(model).get_input_embeddings().weight.device.type == "cpu" and is_halved(model)
     if setting == "auto":
@@ -176,7 +186,8 @@ def set_kernel(model: Any, setting: str, loaded: str) -> bool:
 def _finite_eager_mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
     """Return the mask of transformers for eager attention, ``(row, 1, query, key)``, with values finite in float32.
 
-    The softmax is computed in float32, where the lowest float64 is -inf, so that a row of padding would be NaN.
+    For a float64 model, the mask of transformers contains the lowest float64. It becomes -inf in the softmax, which is
+    computed in float32, so the attention of a padding token, which attends to nothing, would be NaN.
     """
     return eager_mask(*args, dtype=torch.float32 if dtype == torch.float64 else dtype, **kwargs)
 
@@ -191,8 +202,8 @@ def is_exact(shared: Tensor, plain: Tensor) -> bool:
     """Return whether the logits of two float32 passes differ by no more than rounding.
 
     Args:
-        shared: ``(turn, token, vocabulary)``.
-        plain: of the same turns and shape, by the plain pass.
+        shared: logits ``(turn, token, vocabulary)`` of the pass to check.
+        plain: logits of the same shape, of the pass that computes every turn in its own row.
     """
     spread = (plain - plain.mean(-1, keepdim=True)).abs().max()
     return bool((shared - plain).abs().max() <= _EXACT * spread)
@@ -202,9 +213,9 @@ def agrees(one: Tensor, other: Tensor, halved: bool) -> bool:
     """Return whether logits ``(turn, token, vocabulary)`` of two passes differ only by rounding.
 
     Args:
-        one: of a pass.
-        other: of another pass.
-        halved: whether the passes are in 16 bits.
+        one: logits of one pass.
+        other: logits of the other pass.
+        halved: whether the passes were computed in 16 bits; the tolerance is then larger.
     """
     if not halved:
         return is_exact(one, other)
@@ -212,12 +223,15 @@ def agrees(one: Tensor, other: Tensor, halved: bool) -> bool:
 
 
 def is_sound(shared: Tensor, plain: Tensor, exact: Tensor) -> bool:
-    """Return whether a 16-bit pass is about as close to float32 as the plain 16-bit pass.
+    """Return whether the error of a 16-bit pass is at most :data:`SOUND` times that of the plain 16-bit pass.
+
+    The error is the mean absolute difference of log-probabilities from float32; :data:`_EXACT` nats are added to the
+    bound.
 
     Args:
-        shared: logits ``(turn, token, vocabulary)`` of the pass to judge.
-        plain: logits of the plain pass, of the same shape.
-        exact: logits in float32, of the same shape.
+        shared: logits ``(turn, token, vocabulary)`` of the pass to check.
+        plain: logits of the same shape, of the 16-bit pass that computes every turn in its own row.
+        exact: logits of the same shape, in float32.
     """
     logprobs = [torch.log_softmax(logits.float(), dim=-1) for logits in (shared, plain, exact)]
     far, usual = ((part - logprobs[2]).abs().mean() for part in logprobs[:2])
@@ -233,9 +247,13 @@ def in_float32(model: nn.Module) -> AbstractContextManager[None]:
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Compute a model's passes in another data type, converting the weights of one block at a time.
 
-    Converting one block at a time needs the memory of one layer instead of a copy of the model. Weights in 4 bits stay
-    packed and are multiplied in that type. Buffers are converted to float32 but not to 16 bits, because they may hold
-    positions, which 16 bits cannot represent.
+    Converting one block at a time needs additional memory for one layer instead of the whole model. Weights in 4 bits
+    stay packed, and their matrix products are computed in ``dtype``. Buffers are converted to float32 but not to 16
+    bits, because they may hold positions, which 16 bits cannot represent.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped.
+        dtype: data type of the passes inside the ``with`` block.
     """
     others = {torch.float32, *HALVED} - {dtype}
     handles: list[Any] = []
@@ -271,10 +289,10 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def _blocks(part: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """Yield the modules to convert, and whether to convert their submodules with them.
+    """Yield the modules to convert, each with a flag: whether to convert its submodules together with it.
 
-    Decoder layers are converted with their submodules, and so are layers with an adapter, which convert their input to
-    the data type of the adapter before calling it.
+    Decoder layers are converted together with their submodules. So are layers with an adapter, because they convert
+    their input to the data type of the adapter before they call it.
     """
     if hasattr(part, "base_layer") or hasattr(part, "original_module"):
         yield part, True

@@ -1,4 +1,4 @@
-"""Chat templates: what they write around messages, and control tokens whose text in a message must stay text."""
+"""Chat templates: checks of a template, and control tokens whose text inside a message is encoded as ordinary text."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PLAIN = (
     "{% else %}{{ message.role + ': ' + message.content + '\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
 )
-"""For base models: the system text, then ``user: ...`` and ``assistant: ...`` lines."""
+"""Template for base models: the system text, then lines that begin with ``user:`` and ``assistant:``."""
 
 CONTENT = "{% for message in messages %}{{ message.content + '\n' }}{% endfor %}"
-"""Only the messages, one per line: a short format for policies that choose among actions."""
+"""Template that writes only the messages, one per line: short prompts for policies that choose among actions."""
 
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""ChatML, as Qwen, SmolLM and the embedded model use it."""
+"""ChatML, the template of Qwen, SmolLM and ``assets/tiny-lm``."""
 
 _SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
     {"role": "system", "content": "Lrl-system"},
@@ -36,7 +36,7 @@ _SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
     {"role": "assistant", "content": "Lrl-response"},
     {"role": "user", "content": "Lrl-again"},
 )
-"""The conversation that a chat template is checked with."""
+"""Conversation with which a chat template is checked."""
 OTHER_TEMPLATES = "plain, content, chatml or the path of a Jinja file"
 _OPENING = re.compile(
     r"(?:[<\[\u25c1](?!\|?end)[\w:|]*(?:think|thought|reason)[\w:|]*[>\]\u25b7]|(?P<any><\w+>))\s*$", re.IGNORECASE
@@ -52,15 +52,15 @@ class ChatTemplate:
         chat_template: ``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file.
 
     Raises:
-        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is no file, fails, or leaves
-            out the user's message.
+        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is not an existing file,
+            fails, or leaves out the user's message.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str) -> None:
         self._tokenizer, self.text = tokenizer, _template_text(tokenizer, chat_template)
         self._merges_system = False
         self._merges_system = not self._takes_system()
-        self.fault_of_turns = self._check_turns()
+        self.multi_turn_error = self._check_turns()
         """Error message for conversations of several turns; empty if the template supports them."""
         self.end_id = self._end_of_turn_id()
         """The special token that the template writes after a response; None if there is none."""
@@ -71,7 +71,7 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Args:
-            messages: of the conversation.
+            messages: messages of the conversation.
             add_generation_prompt: whether the text ends with the beginning of the assistant's turn.
 
         Raises:
@@ -82,7 +82,7 @@ class ChatTemplate:
             return self._tokenizer.apply_chat_template(
                 messages, chat_template=self.text, tokenize=False, add_generation_prompt=add_generation_prompt
             )
-        except Exception as error:  # a template is a program of somebody else
+        except Exception as error:  # a template can raise any error
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
                 f"language_model.chat_template fails for messages of {roles} ({type(error).__name__}: {error}); "
@@ -93,7 +93,7 @@ class ChatTemplate:
         """Return whether the template writes a system message; some templates raise an error, and others omit it.
 
         Raises:
-            ValueError: If it does not write a user's message either.
+            ValueError: If the template does not write the user's message.
         """
         try:
             takes_system = _SYSTEM["content"] in self.render([_SYSTEM, _USER])
@@ -115,12 +115,15 @@ class ChatTemplate:
         return f"language_model.chat_template leaves out a message ({lost[0]}) of several turns" if lost else ""
 
     def check_end(self, ends: Sequence[str]) -> None:
-        """Check that a prompt opens the assistant's turn, if the template writes anything before a response.
+        """Check that a prompt ends with the text that the template writes before a response, if it writes any.
 
-        Logs a warning if a prompt ends without what is written before a response.
+        Logs a warning if ``add_generation_prompt`` has no effect on the prompt although it should.
+
+        Args:
+            ends: texts of the tokens that end a response.
 
         Raises:
-            ValueError: If it ends with an end token.
+            ValueError: If the prompt ends with one of ``ends`` instead.
         """
         prompt, before = self.render([_USER]), self._before_response()
         if before is None or before.strip() == prompt.strip():
@@ -149,7 +152,10 @@ class ChatTemplate:
         return None
 
     def _find_opening(self) -> str:
-        """Return the open tag at the end of a prompt, unless it is a tag of the speaker, as before past responses."""
+        """Return the open tag at the end of a prompt; empty if there is none, or if it marks the assistant's role.
+
+        A tag marks the role if the template also writes it before past responses.
+        """
         found = _OPENING.search(self.render([_USER]))
         is_role = found is not None and found["any"] is not None and found["any"] in (self._before_response() or "")
         return "" if found is None or is_role else found[0]
@@ -169,13 +175,18 @@ class ChatTemplate:
         Added tokens that are words or whitespace are left out.
         """
         added = self._tokenizer.added_tokens_decoder
-        text = self.render([_SYSTEM, _USER] if self.fault_of_turns else _CHAT)
+        text = self.render([_SYSTEM, _USER] if self.multi_turn_error else _CHAT)
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         written = {str(added[token]) for token in ids if token in added}
         return [text for text in sorted(written) if re.fullmatch(r"[^\w\s].*\w.*[^\w\s]", text)]
 
     def keeps_reasoning(self, response: str, reasoning: str) -> bool:
-        """Return whether a past response is written with its reasoning."""
+        """Return whether the template writes a past response with its reasoning.
+
+        Args:
+            response: a response that contains ``reasoning``.
+            reasoning: a text that occurs nowhere else in the conversation.
+        """
         return reasoning in self.render([_USER, {**_RESPONSE, "content": response}, _AGAIN])
 
 
@@ -201,7 +212,7 @@ def _template_text(tokenizer: Any, chat_template: str) -> str:
 
 
 def _merge_system(messages: Sequence[Message]) -> list[Message]:
-    """Put the system text before the first user message."""
+    """Return messages in which the system text is part of the first other message, at its beginning."""
     if not messages or messages[0]["role"] != "system":
         return list(messages)
     system, first, *others = messages
@@ -211,16 +222,16 @@ def _merge_system(messages: Sequence[Message]) -> list[Message]:
 # Control tokens, such as ``<|im_end|>``.
 
 _MARK = "\ue0ff"
-"""A private-use character after the first character of a control token's text."""
+"""A private-use character, inserted after the first character of a control token's text to mark it."""
 
 
 @final
 class ControlTokens:
     """Distinguishes the control tokens that a chat template writes from equal text in messages.
 
-    :meth:`protect` marks their text in messages before the template is rendered. In the rendered prompt,
-    :meth:`exchange` removes these marks and marks the control tokens of the template instead. A copy of the tokenizer,
-    created on first use, encodes the marked text as control tokens.
+    :meth:`protect` marks the text of control tokens in messages before the template is rendered. In the rendered
+    prompt, :meth:`exchange` removes these marks and marks the control tokens of the template instead. A copy of the
+    tokenizer, created on first use, encodes the marked text as control tokens.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer. Its control tokens are its special tokens and those in ``written``,
@@ -243,7 +254,7 @@ class ControlTokens:
         return self._in_observations.search(text) is not None
 
     def protect(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return messages in which the text of control tokens is marked; the same object if they have none."""
+        """Return messages in which the text of control tokens is marked; the same object if they contain none."""
         if not self.are_in("\n".join([message["content"] for message in messages])):
             return messages
         protected = []
@@ -253,16 +264,19 @@ class ControlTokens:
         return messages if protected == list(messages) else protected
 
     def exchange(self, text: str) -> str:
-        """Mark the control tokens of a text that are not marked, and remove the marks of the others."""
+        """Return a text in which unmarked control tokens are marked, and marked ones are not marked any more."""
         return self._both.sub(
             lambda match: match[0].replace(_MARK, "") if _MARK in match[0] else _marked(match[0]), text
         )
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text in which control tokens are marked, and their text is not.
+        """Return the token ids of a text, in which unmarked text of control tokens is encoded as ordinary text.
+
+        Args:
+            text: text from :meth:`exchange`, in which control tokens are marked.
 
         Raises:
-            ValueError: If the tokenizer is not a fast one.
+            ValueError: If the tokenizer is not a fast tokenizer.
         """
         if self._copy is None:
             self._copy = _with_marked_controls(self._tokenizer, self._texts)
@@ -274,15 +288,19 @@ def _marked(text: str) -> str:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches one of several texts, longer ones first; with no texts it matches nothing."""
+    """Return a pattern that matches one of several texts, preferring longer ones; without texts it matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(set(texts), key=len, reverse=True))) or r"(?!)")
 
 
 def _control_texts(tokenizer: Any, written: Iterable[str]) -> set[str]:
-    """Return the texts of the control tokens: special ones and those that the chat template writes.
+    """Return the texts of the control tokens: special tokens, and those that the chat template writes.
 
-    Texts contain pairs of tags such as ``<answer>`` and ``</answer>`` on purpose, so these are none, unless one of the
-    two is BOS, EOS or the like, as ``<s>`` is.
+    Pairs of tags such as ``<answer>`` and ``</answer>`` do not count as control tokens, because messages contain them
+    on purpose, unless one of the two is a named special token, such as the BOS token ``<s>``.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        written: texts of the added tokens that the chat template writes.
     """
     added = {str(token) for token in tokenizer.added_tokens_decoder.values()}
     special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special} | set(written)
@@ -303,21 +321,22 @@ def _is_ordinary_token(tokenizer: Any, text: str) -> bool:
 def _with_marked_controls(tokenizer: Any, texts: set[str]) -> Any:
     """Return a copy of a fast tokenizer that encodes the marked text of control tokens as these tokens.
 
-    Their own text is then ordinary text. Everything else is encoded as before: all tokens keep their ids.
+    The copy encodes the unmarked text of control tokens as ordinary text, and other text as before: all tokens keep
+    their ids.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        texts: of the control tokens.
+        texts: texts of the control tokens.
 
     Raises:
-        ValueError: If the tokenizer is not a fast one.
+        ValueError: If the tokenizer is not a fast tokenizer.
     """
     from tokenizers import Tokenizer
 
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError(
-            f"the tokenizer of language_model.name {tokenizer.name_or_path!r} is no fast one, so a message must not "
-            f"contain the text of a control token ({', '.join(sorted(texts))})."
+            f"the tokenizer of language_model.name {tokenizer.name_or_path!r} is not a fast tokenizer, so a message "
+            f"must not contain the text of a control token ({', '.join(sorted(texts))})."
         )
     about = json.loads(tokenizer.backend_tokenizer.to_str()) | {"truncation": None, "padding": None}
     new = {text: _marked(text) for text in texts}
@@ -330,21 +349,22 @@ def _with_marked_controls(tokenizer: Any, texts: set[str]) -> Any:
         model["vocab"] = [[new.get(text, text), score] for text, score in model["vocab"]]
     if model.get("unk_token") in new:
         model["unk_token"] = new[model["unk_token"]]
-    if "merges" in model:  # none may make a control token of its text
+    if "merges" in model:  # no merge may produce a control token
         pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         model["merges"] = [pair for pair in pairs if not texts & {*pair, "".join(pair)}]
     return Tokenizer.from_str(json.dumps(about))
 
 
-# Prompts that differ in the observation alone: what surrounds it is rendered and tokenised once.
+# Prompts that differ only in the observation: the text around it is rendered and tokenised once.
 
 OBSERVATION = '[the <observation>\n\n&"lrl"</think> it\'s {{here}}\\]'
 """Placeholder of the observation, with characters that a chat template may escape or split at."""
 _MAX_KNOWN = 4096
+"""Largest number of observations whose prompts are cached; a full cache is cleared."""
 
 
 class PromptFrame:
-    """Encodes observations as prompts that are equal before and after the observation.
+    """Encodes prompts whose texts before and after the observation are always the same.
 
     The text is cut at the last special token before the observation, because tokenizers encode the texts on both sides
     of a special token separately. A chat template may still treat some observations differently, so
@@ -354,8 +374,9 @@ class PromptFrame:
         before: text of a prompt before the observation.
         after: text of a prompt after the observation.
         special_texts: texts of the tokenizer's special tokens.
-        encode: returns the token ids of each text.
-        begun: puts the tokens that every prompt begins with before token ids that do not have them.
+        encode: function that returns the token ids of each text.
+        add_prefix: function that adds the tokens that every prompt begins with, such as BOS, to the token ids of a text
+            that does not begin with them.
     """
 
     def __init__(
@@ -364,12 +385,12 @@ class PromptFrame:
         after: str,
         special_texts: Iterable[str],
         encode: Callable[[Sequence[str]], list[list[int]]],
-        begun: Callable[[list[int]], list[int]],
+        add_prefix: Callable[[list[int]], list[int]],
     ) -> None:
         cut = max((before.rfind(text) for text in special_texts), default=-1)
-        self._head = begun(encode([before[:cut]])[0]) if cut > 0 else []
+        self._head = add_prefix(encode([before[:cut]])[0]) if cut > 0 else []
         self._before, self._after = before[max(cut, 0) :], after
-        self._encode, self._begun = encode, begun
+        self._encode, self._add_prefix = encode, add_prefix
         self._known: dict[str, list[int]] = {}
 
     @classmethod
@@ -378,22 +399,29 @@ class PromptFrame:
         prompt: str,
         special_texts: Iterable[str],
         encode: Callable[[Sequence[str]], list[list[int]]],
-        begun: Callable[[list[int]], list[int]],
+        add_prefix: Callable[[list[int]], list[int]],
     ) -> PromptFrame | None:
-        """Return the frame of prompts that differ from ``prompt`` only in the observation :data:`OBSERVATION`.
+        """Return an encoder of prompts that differ from ``prompt`` only in the observation.
 
-        Returns None unless the prompt contains :data:`OBSERVATION` exactly once.
+        Args:
+            prompt: text of the prompt for the observation :data:`OBSERVATION`.
+            special_texts: texts of the tokenizer's special tokens.
+            encode: function that returns the token ids of each text.
+            add_prefix: function that adds the tokens that every prompt begins with.
+
+        Returns:
+            None unless ``prompt`` contains :data:`OBSERVATION` exactly once.
         """
         before, found, after = prompt.partition(OBSERVATION)
         if not found or OBSERVATION in after:
             return None
-        return cls(before, after, special_texts, encode, begun)
+        return cls(before, after, special_texts, encode, add_prefix)
 
     def prompts(self, observations: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each observation's prompt. The lists are shared: do not change them."""
         missing = [text for text in dict.fromkeys(observations) if text not in self._known]
         new = self._encode([f"{self._before}{text}{self._after}" for text in missing])
-        whole = [self._head + ids if self._head else self._begun(ids) for ids in new]
+        whole = [self._head + ids if self._head else self._add_prefix(ids) for ids in new]
         found = dict(zip(missing, whole, strict=True))
         prompts = [found[text] if text in found else self._known[text] for text in observations]
         if len(self._known) + len(found) > _MAX_KNOWN:

@@ -28,8 +28,8 @@ class LoRAConfig:
     modules_to_save: Sequence[str] | None = None
     """Names of layers that are trained in full besides the adapters."""
     last_layers: PositiveInt | None = None
-    """Adapt only this many layers at the end; null adapts all. The states below the lowest adapter are computed once
-    per turn and cached, see ``language_model.state_cache_mb``."""
+    """Adapt only this many decoder layers, counted from the last one; null adapts all. The hidden states below the
+    lowest adapter are computed once per turn and cached, see ``language_model.state_cache_mb``."""
 
     def __post_init__(self) -> None:
         check_fields(self, "lora")
@@ -42,8 +42,8 @@ class LanguageModelConfig:
     """Configuration of a causal LM: which one, and how it is loaded."""
 
     name: str = "assets/tiny-lm"
-    """Hub name, local folder or GGUF file. ``smollm2-135m`` is the model of ``lrl fetch smollm2``, or that on the
-    hub."""
+    """Hub name, local folder or GGUF file. ``smollm2-135m`` is the model that ``lrl fetch smollm2`` downloads, or the
+    one on the hub if it was not downloaded."""
     dtype: str = "float32"
     """``float32``, ``bfloat16``, ``float16`` or ``float64``."""
     attention: str = "auto"
@@ -52,40 +52,44 @@ class LanguageModelConfig:
     lora: LoRAConfig | None = None
     """Train adapters only; null trains all weights."""
     quantization: str | None = None
-    """``nf4`` loads the base in 4 bit through bitsandbytes."""
+    """``nf4`` loads the base in 4 bits with bitsandbytes; null loads it in ``dtype``."""
     random_init: bool = False
     """Take only the architecture from ``name`` and initialise the weights from ``init_seed``."""
     init_seed: int = 0
-    """Seed of ``random_init``, of ``ordered_numbers`` and of new adapters."""
+    """Seed of the random weights of ``random_init``, ``ordered_numbers`` and new adapters."""
     first_layers: PositiveInt | None = None
-    """Keep only this many layers from the beginning, as a cheaper trunk of a head; null keeps all."""
+    """Keep only the first decoder layers, this many; null keeps all. Passes are cheaper, for policies and reward models
+    that read hidden states."""
     number_tokens: bool = False
     """Add a token for every number from 10 to 999 that the tokenizer splits into digits."""
     added_tokens: Sequence[str] = ()
-    """Texts that become one token each, as ``["<action>", "</action>"]``. With ``lora``, ``modules_to_save`` must name
-    the embeddings, in which the new rows are trained."""
+    """Texts that become one token each, such as ``["<action>", "</action>"]``. With ``lora``, ``modules_to_save`` must
+    name the embeddings, so that the embeddings of the new tokens are trained."""
     ordered_numbers: bool = False
-    """Initialise the embeddings of numbers of up to three digits in order, as in pretrained models; for models with
-    random weights or little pretraining, such as the embedded one."""
+    """Initialise the embeddings of numbers of up to three digits so that neighbouring numbers have similar embeddings,
+    as in pretrained models; for models with random weights or little pretraining, such as ``assets/tiny-lm``."""
     chat_template: str = "auto"
-    """``auto``, ``plain``, ``content``, ``chatml`` or a file."""
+    """``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file."""
     trust_remote_code: bool = False
     """Run code from the model's repository."""
     share_prompts: bool = True
-    """Let equal prompts share a row in sampling and training, if a self-check finds it exact and it is faster."""
+    """Let responses to equal prompts share a row of a batch where this is faster, in sampling and training, if a check
+    at the start finds that it changes logits only by rounding."""
     recompute_logprobs: bool | None = None
-    """Recompute the log-probabilities of sampled tokens by a forward pass like that of training, so that the first
-    ratio is 1 despite rounding; null recomputes only in 16 bits."""
+    """Recompute the log-probabilities of sampled tokens by a forward pass like that of training, so that the
+    probability ratio of the first update is 1 despite rounding; null recomputes only in 16 bits."""
     state_cache_mb: NonNegativeInt | None = 512
-    """Size in MiB of the cache for states below the lowest adapter (``lora.last_layers``), which do not change in
-    training; the least recently used are evicted. null disables the cache and computes all layers in every pass."""
+    """Size in MiB of the cache for hidden states below the lowest adapter (``lora.last_layers``), which do not change
+    in training; the least recently used states are evicted. null disables the cache: every pass computes all layers."""
     prompt_cache_mb: NonNegativeInt = 1024
-    """Largest size in MiB of the KV cache that is kept from turn to turn, if ``prompt.history`` is set: the prompt of
-    the next turn continues it where it begins with the tokens of this one. A larger cache is computed again."""
+    """Largest size in MiB of the KV cache of prompts that is kept for the next turn if ``prompt.history`` is set. If
+    the next prompt begins with the tokens of the current one, only its other tokens are computed. A cache that would be
+    larger is not kept, so the next turn computes its whole prompts."""
     gradient_checkpointing: bool = False
-    """Trade compute for activation memory."""
+    """Recompute activations in the backward pass instead of storing them: less memory, more computation."""
     liger_kernels: bool = False
-    """Compute rotations, norms and gated layers by Liger's fused kernels in training, on a GPU (``lrl[liger]``)."""
+    """Compute rotary embeddings, norms and gated MLP layers with Liger's fused kernels in training, on a GPU
+    (``lrl[liger]``)."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -94,7 +98,7 @@ class LanguageModelConfig:
         if self.quantization not in (None, "nf4"):
             raise ValueError(f"language_model.quantization is {self.quantization!r}; it must be nf4 or null.")
         if self.quantization and self.lora is None:
-            raise ValueError("language_model.quantization is nf4 and lora null; 4 bits are trained by LoRA only.")
+            raise ValueError("language_model.quantization is nf4 and lora null; weights in 4 bits need lora.")
         if self.quantization and is_gguf(self.name):
             raise ValueError(
                 f"language_model.quantization is nf4 and language_model.name {self.name!r}, a GGUF file, whose weights "

@@ -1,8 +1,9 @@
-"""The built-in generator: decode token by token with the weights that are trained.
+"""The built-in generator: decodes token by token with the weights that are trained.
 
 As in the training pass (:mod:`lrl.lm.layouts`), responses to one prompt share rows of the KV cache, and each attends to
-the prompt and to its own tokens. Every step computes one token of each distinct unfinished text, so equal beginnings of
-responses are computed once. Finished responses leave the batch.
+the prompt and to its own tokens. Responses to one prompt whose tokens are equal so far have one *text*. Every step
+computes one token of each text, so equal beginnings of responses are computed once. Finished responses are removed from
+the batch.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ class Responses:
     ids: Tensor
     """int64 ``(row, token)``, right-padded with 0."""
     mask: Tensor
-    """bool ``(row, token)``: every sampled token, the one that ended the response included."""
+    """bool ``(row, token)``: True for every sampled token, including the one that ended the response."""
     logprobs: Tensor
-    """``(row, token)`` under the sampled distribution (after temperature, top-k and top-p); 0 where masked."""
+    """Log-probabilities ``(row, token)`` of the sampled tokens in the distribution that they were sampled from, after
+    temperature, top-k and top-p; 0 where ``mask`` is False."""
 
 
 class Generator(Protocol):
-    """Samples a response for each prompt: the built-in decode loop, a server, an inference engine.
+    """Samples a response to each prompt, as the built-in decode loop, a server or an inference engine does.
 
-    The generator decides where a response ends: at the end-of-turn token, or the last tag of the response format.
+    The generator decides where a response ends: at the end-of-turn token, or after the last tag of the response
+    format.
     """
 
     def generate(self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig) -> Responses:
@@ -49,19 +52,19 @@ class Generator(Protocol):
 
         Args:
             prompts: token ids, one sequence per row.
-            uniforms: int64 ``(row, max_new_tokens)``, 64 uniformly distributed bits for each token. If a generator has
-                no other source of randomness, responses do not depend on the rest of the batch.
+            uniforms: int64 ``(row, max_new_tokens)``, 64 uniformly distributed bits for each token. If a generator uses
+                no other random numbers, its response to a prompt does not depend on the rest of the batch.
             sampling: the distribution to sample from, and the maximum number of tokens.
         """
         ...
 
 
-# Decoding without a KV cache, for models whose state or positions cannot be padded on the left.
+# Decoding without a KV cache, for models that give wrong results for prompts with padding on the left.
 
 
 @final
 class UncachedDecoding:
-    """Decodes without a cache: every token is computed from its whole row, padded on the right.
+    """Decodes without a KV cache: for every token, its whole row is computed again, padded on the right.
 
     Args:
         model: any causal LM.
@@ -71,48 +74,49 @@ class UncachedDecoding:
     def __init__(self, model: Any, prompts: Sequence[Sequence[int]]) -> None:
         self.model, self.device = model, next(model.parameters()).device
         self.turn = torch.arange(len(prompts), device=self.device)
-        """Which responses are unfinished, int64 ``(response,)``."""
+        """Indices of the unfinished responses, int64 ``(response,)``."""
         self.rows = [list(prompt) for prompt in prompts]
         self.logits = self._next_logits()
-        """``(response, vocabulary)`` of each response's first token."""
+        """Logits of the first token of each response, ``(response, vocabulary)``."""
 
     @property
     def text(self) -> Tensor:
-        """Which row of logits each unfinished response has, int64 ``(response,)``: its own."""
+        """Index of the row of logits of each unfinished response, int64 ``(response,)``; here, no row is shared."""
         return torch.arange(len(self.rows), device=self.device)
 
     def append(self, token: Tensor, unfinished: Tensor) -> Tensor:
-        """Append a token to each unfinished response and return the logits of the next, ``(response, vocabulary)``.
+        """Append a token to each response and return the logits of the next, ``(unfinished response, vocabulary)``.
 
         Args:
-            token: int64 ``(response,)``.
-            unfinished: bool ``(response,)``; the others leave.
+            token: sampled tokens, int64 ``(response,)``.
+            unfinished: responses that do not end with this token, bool ``(response,)``; the others are removed.
         """
         responses = zip(self.rows, token.tolist(), unfinished.tolist(), strict=True)
-        self.rows = [[*row, last] for row, last, goes_on in responses if goes_on]
+        self.rows = [[*row, last] for row, last, is_unfinished in responses if is_unfinished]
         self.turn = self.turn[unfinished]
         return self._next_logits()
 
     def _next_logits(self) -> Tensor:
         ids, mask = pad_prompts(self.rows, self.device).values()
-        next_ids = ids.new_zeros(len(ids), 1)  # the id of the next token does not matter: nothing is predicted from it
+        next_ids = ids.new_zeros(len(ids), 1)  # any id: no token is predicted from it
         turns = Turns(ids, mask, next_ids, torch.ones_like(next_ids, dtype=torch.bool))
         return logits_of(self.model, lay_out(turns, align="left"))[:, 0]
 
 
 TEXTS_PER_ROW = (1, 2, 4, 8, 16, 32)
-"""Numbers of responses that may share a row of the cache."""
+"""Numbers of texts per row of the cache that :func:`texts_per_row` chooses among."""
 _COMPACT = 0.75
-"""Finished rows are dropped from the cache when the unfinished share is below this: dropping copies the cache."""
+"""Finished rows are removed from the cache only when less than this share of the rows is unfinished, because removing
+rows copies the cache."""
 
 
 @final
 class DecodeLoop:
-    """Generates with a language model, ending a response by the end of the turn or by ``stop_text``.
+    """Samples responses from a language model; a response ends with an end-of-turn token or with ``stop_text``.
 
     Args:
-        language_model: shares its weights with training; configured before the first call.
-        stop_text: the last tag of the response format; None where it has none.
+        language_model: the model that is trained; it must be configured before the first call.
+        stop_text: the last tag of the response format; None if it has no tags.
     """
 
     def __init__(self, language_model: LanguageModel, stop_text: str | None) -> None:
@@ -127,7 +131,7 @@ class DecodeLoop:
             sampling: the distribution to sample from, and the maximum number of tokens.
 
         Raises:
-            ValueError: If a prompt and its response could exceed the positions of the model.
+            ValueError: If a prompt and its response could have more tokens than the model has positions.
         """
         model, tokenizer = self.language_model, self.language_model.tokenizer
         model.prepare_decoding(max(len(prompt) for prompt in prompts), sampling.max_new_tokens)
@@ -166,12 +170,14 @@ def decode(
         uniforms: int64 ``(row, max_new_tokens)``, 64 uniformly distributed bits for each token.
         sampling: the distribution to sample from, and the maximum number of tokens.
         stop_ids: tokens that end a response.
-        stops: whether a response, given as its token ids so far, ends by its text; for tokenizers that write the stop
-            text with several tokens. Called row by row.
-        share: let responses to one prompt share a row, by a 4-D mask: only where every layer attends fully.
-        cached: keep a KV cache, for prompts that are padded on the left; else every token is computed from its whole
-            row, which is correct for any causal model.
-        kept: the prompts of the last call, which prompts may continue if ``share``; None keeps none.
+        stops: function that returns whether the token ids of a response so far end with the stop text, for tokenizers
+            that encode the stop text as several tokens. Called once per response and token.
+        share: let responses to one prompt share a row with a 4-D attention mask; correct only if every layer attends to
+            all earlier tokens.
+        cached: use a KV cache, with prompts padded on the left. False computes the whole row again for every token,
+            which is correct for any causal model.
+        kept: KV cache of the prompts of the previous call, which is reused for prompts that begin with one of them, if
+            ``share`` is True; None computes all prompts in full.
     """
     device = next(model.parameters()).device
     unique, index = distinct_prompts(prompts)
@@ -206,13 +212,13 @@ def decode(
 def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
     """Return the cheapest number of texts per row of the cache, by a cost model fitted to measurements on a CPU.
 
-    All responses are assumed to differ. The cost of a row is reading its columns; the cost of a text is the matrix
-    products of the layers, and attention to the columns of its row.
+    All responses are assumed to differ. The cost of a row is that of reading its columns from the cache. The cost of
+    a text is that of the matrix products of the layers, and of attention to the columns of its row.
 
     Args:
-        counts: responses to each distinct prompt, int64 ``(prompt,)``.
-        prompt: tokens of the longest prompt.
-        response: tokens of the longest response.
+        counts: number of responses to each distinct prompt, int64 ``(prompt,)``.
+        prompt: number of tokens of the longest prompt.
+        response: maximum number of tokens of a response.
     """
 
     def cost(per_row: int) -> float:
@@ -225,17 +231,18 @@ def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
 
 @final
 class _CachedDecoding:
-    """Decodes with a KV cache, whose rows may hold several responses.
+    """Decodes with a KV cache whose rows may contain several responses.
 
-    Responses to one prompt with the same tokens so far are one text, which is computed once. The texts of a prompt
-    share a row until there are too many, and are then spread over copies of it. Texts are sorted by row.
+    Responses to one prompt with the same tokens so far have one text, which is computed once. The texts of a prompt
+    share a row; when there are more than :attr:`max_texts`, the row is copied and the texts are divided among the
+    copies. Texts are sorted by row.
 
     Args:
         model: called as a Hugging Face causal LM is.
         share: whether responses to one prompt may share a row.
         prompts: token ids, one sequence per response.
         steps: the maximum number of tokens of a response.
-        kept: the prompts of the last call, which prompts may continue if ``share``; None keeps none.
+        kept: KV cache of the prompts of the previous call, see :func:`decode`.
     """
 
     def __init__(
@@ -246,32 +253,32 @@ class _CachedDecoding:
         logits, mask, self.cache, _ = prefill(model, unique, share, kept)
         prompt_of = torch.tensor(index, device=mask.device)
         counts = torch.bincount(prompt_of)
-        self.most = texts_per_row(counts, mask.shape[1], steps) if share else 1
+        self.max_texts = texts_per_row(counts, mask.shape[1], steps) if share else 1
         """The maximum number of texts in a row."""
         self.turn = torch.argsort(prompt_of, stable=True)
-        """Which responses are unfinished, int64 ``(response,)``."""
-        prompt = torch.arange(len(mask), device=mask.device) if share else prompt_of[self.turn]  # of each row
+        """Indices of the unfinished responses, sorted by row, int64 ``(response,)``."""
+        prompt = torch.arange(len(mask), device=mask.device) if share else prompt_of[self.turn]  # for each row
         self.row = prompt_of[self.turn] if share else torch.arange(len(self.turn), device=mask.device)
-        """The row of each unfinished response, int64 ``(response,)``."""
+        """Index of the row of each unfinished response, int64 ``(response,)``."""
         self.text = self.row
-        """Which of the distinct texts each unfinished response has so far, int64 ``(response,)``."""
+        """Index of the text of each unfinished response, int64 ``(response,)``."""
         self.lengths, self.mask = mask.sum(1)[prompt], mask[prompt]
         self.seen = torch.zeros(len(prompt), 0, dtype=torch.bool, device=mask.device)
-        """bool ``(text, column)``: the columns after the prompt that each text consists of."""
+        """Columns after the prompt that contain the tokens of each text, bool ``(text, column)``."""
         self.logits = logits[prompt]
-        """``(text, vocabulary)`` of the first token."""
+        """Logits of the first token of each text, ``(text, vocabulary)``."""
         if not share:
             self.cache.batch_select_indices(prompt)
             return
         for layer in self.cache.layers:
-            layer.reserve(steps * min(self.most, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
+            layer.reserve(steps * min(self.max_texts, int(counts.max())))  # pyright: ignore[reportAttributeAccessIssue]
 
     def append(self, token: Tensor, unfinished: Tensor) -> Tensor:
-        """Append a token to each unfinished response and return the logits of the next, ``(text, vocabulary)``.
+        """Append a token to each response and return the logits of the next, ``(text, vocabulary)``.
 
         Args:
-            token: int64 ``(response,)``.
-            unfinished: bool ``(response,)``; the others leave.
+            token: sampled tokens, int64 ``(response,)``.
+            unfinished: responses that do not end with this token, bool ``(response,)``; the others are removed.
         """
         self._keep(unfinished)
         ids, visible, (row, place) = self._add_columns(token[unfinished])
@@ -290,10 +297,10 @@ class _CachedDecoding:
         return out.logits[row, place]
 
     def _keep(self, unfinished: Tensor) -> None:
-        """Drop finished responses, and rows without responses where copying the cache pays.
+        """Remove finished responses, and also rows without responses if there are many, see :data:`_COMPACT`.
 
         Args:
-            unfinished: bool ``(response,)``, of those that were unfinished before.
+            unfinished: whether each response that was unfinished before still is, bool ``(response,)``.
         """
         self.row, self.text, self.turn = self.row[unfinished], self.text[unfinished], self.turn[unfinished]
         stay, row = torch.unique(self.row, return_inverse=True)
@@ -302,11 +309,12 @@ class _CachedDecoding:
             self._take(stay)
 
     def _add_columns(self, token: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        """Append one token ``(response,)`` to each response; texts with different next tokens separate.
+        """Append one token ``(response,)`` to each response; responses with different tokens get separate texts.
 
         Returns:
-            The ids of the new columns, int64 ``(row, place)``, the columns that each attends to, bool ``(row, place,
-            column)``, and the row of each text and its place there, each int64 ``(text,)``.
+            The ids of the new columns, int64 ``(row, place)``; the columns that each of them attends to, bool ``(row,
+            place, column)``; and the index of each text's row and its place among the texts of that row, each int64
+            ``(text,)``.
         """
         keys = self.text * (int(token.max()) + 1) + token
         parent, (distinct, self.text) = self.text, torch.unique(keys, return_inverse=True)
@@ -324,11 +332,18 @@ class _CachedDecoding:
         return ids, visible, (row, place)
 
     def _spread(self, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return row and place of each text, each int64 ``(text,)``, given its row so far; full rows are split."""
+        """Divide texts among copies of their row if it has more than :attr:`max_texts`.
+
+        Args:
+            row: index of the present row of each text, int64 ``(text,)``.
+
+        Returns:
+            The index of each text's row and its place among the texts of that row, each int64 ``(text,)``.
+        """
         counts = torch.bincount(row, minlength=len(self.mask))
         place = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts)[row]
-        if int(counts.max()) > self.most:
-            copies = (-(-counts // self.most)).clamp(min=1)  # a row without responses stays until it is dropped
+        if int(counts.max()) > self.max_texts:
+            copies = (-(-counts // self.max_texts)).clamp(min=1)  # keeps rows without responses
             size = (-(-counts // copies))[row]
             row = (copies.cumsum(0) - copies)[row] + place // size
             place = place % size
@@ -336,6 +351,6 @@ class _CachedDecoding:
         return row, place
 
     def _take(self, rows: Tensor) -> None:
-        """Make these the rows of the cache, int64 ``(row,)``; a row may be taken several times."""
+        """Replace the rows of the cache by those with the indices ``rows``, int64 ``(row,)``, which may repeat."""
         self.cache.batch_select_indices(rows)
         self.lengths, self.mask = self.lengths[rows], self.mask[rows]

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def load_base(config: LanguageModelConfig) -> Any:
-    """Load the causal LM without adapters.
+    """Load the causal LM without adapters, in evaluation mode.
+
+    Args:
+        config: which causal LM, and how it is loaded.
 
     Raises:
         ValueError: If the model does not exist, or cannot be loaded as configured.
@@ -59,7 +62,7 @@ def load_base(config: LanguageModelConfig) -> Any:
 
 
 def _drop_layers(model: Any, config: LanguageModelConfig) -> None:
-    """Keep the first layers of a model only, in place; what follows the layers stays."""
+    """Remove all but the first decoder layers of a model, in place; the final norm and the head are kept."""
     layers, count = decoder_layers(model, "language_model.first_layers")[1], config.first_layers
     assert count is not None
     if count > len(layers):
@@ -80,19 +83,19 @@ def _pretrained(config: LanguageModelConfig, options: dict[str, Any], quantizati
     if not of_gguf:
         model = load(where, use_safetensors=True, quantization_config=quantization, **options)
         for part in model.modules():
-            if hasattr(part, "support_avx512bf16_for_cpu"):  # or bitsandbytes packs weights on a CPU, without gradient
+            if hasattr(part, "support_avx512bf16_for_cpu"):  # its kernel has no gradient
                 part.support_avx512bf16_for_cpu = False
         return model
-    with redirect_stderr(io.StringIO()):  # a progress bar
+    with redirect_stderr(io.StringIO()):  # hides a progress bar
         model: Any = load(where, **of_gguf, quantization_config=transformers.GgufConfig(dequantize=True), **options)
     return forget_quantisation(model)
 
 
 def forget_quantisation(model: Any) -> Any:
-    """Remove the marks of quantisation, so that transformers trains, moves and saves a model with unpacked weights.
+    """Remove the attributes that mark a model as quantised, so that transformers trains, moves and saves it normally.
 
     Args:
-        model: a Hugging Face causal LM, changed in place and returned.
+        model: a Hugging Face causal LM with unpacked weights; it is changed in place and returned.
     """
     model.hf_quantizer = None
     for attribute in ("quantization_config", "_pre_quantization_dtype"):
@@ -120,24 +123,34 @@ def _quantization(config: LanguageModelConfig) -> Any:
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer type with as many bits as a weight, by the size of the weight in bytes."""
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Return a hash of the weights: 16 hex digits over names, shapes, the sum of all bits and some values."""
+    """Return a hash of the weights, as 16 hex digits.
+
+    It covers the name and shape of each parameter, the sum of its weights read as integers, and some of its values.
+
+    Args:
+        model: a causal LM.
+    """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()
         some = values[:: values.numel() // 256 + 1].float().cpu().numpy().tobytes()
-        total = int(values.view(_BITS[values.element_size()]).sum(dtype=torch.int64))  # exact, in any order
+        total = int(values.view(_BITS[values.element_size()]).sum(dtype=torch.int64))  # independent of the order
         digest.update(f"{name}{tuple(parameter.shape)}{total}".encode() + some)
     return digest.hexdigest()[:16]
 
 
 def recompute_activations(model: Any) -> None:
-    """Switch gradient checkpointing on, for forward passes inside :func:`recomputed`.
+    """Switch gradient checkpointing on; it has an effect in forward passes inside :func:`recomputed`.
+
+    Args:
+        model: a Hugging Face causal LM, which peft may have wrapped.
 
     Raises:
-        ValueError: If the model does not support it.
+        ValueError: If the model does not support gradient checkpointing.
     """
     if not getattr(bare(model), "supports_gradient_checkpointing", False):
         raise ValueError(
@@ -149,17 +162,18 @@ def recompute_activations(model: Any) -> None:
 
 @contextmanager
 def recomputed(model: nn.Module, checkpointing: bool) -> Iterator[None]:
-    """Let layers recompute their activations in the backward pass while dropout is off.
+    """Let layers recompute their activations in the backward pass although the model is in evaluation mode.
 
-    Transformers recomputes only in training mode, which would enable dropout. So only the flag of the layers is set,
-    not that of their submodules with dropout; a layer that applies dropout itself is skipped.
+    The layers of transformers recompute only in training mode, in which their submodules would apply dropout. So the
+    flag ``training`` is set for the layers only and not for their submodules; layers that apply dropout themselves are
+    skipped.
 
     Args:
         model: a Hugging Face causal LM.
         checkpointing: whether to recompute; False has no effect.
     """
     layers = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
-    layers = [layer for layer in layers if not any(_is_rate(*item) for item in vars(layer).items())]
+    layers = [layer for layer in layers if not any(_is_dropout_rate(*item) for item in vars(layer).items())]
     modes = [layer.training for layer in layers]
     for layer in layers if checkpointing else ():
         layer.training = torch.is_grad_enabled()
@@ -170,24 +184,24 @@ def recomputed(model: nn.Module, checkpointing: bool) -> Iterator[None]:
             layer.training = mode
 
 
-def _is_rate(name: str, value: Any) -> bool:
+def _is_dropout_rate(name: str, value: Any) -> bool:
     return "dropout" in name and isinstance(value, float) and value > 0
 
 
-# Tokens for numbers and tags, and embeddings of numbers in order.
+# Additional tokens, such as numbers and tags, and ordered embeddings of numbers.
 
 
 def add_tokens(model: Any, tokenizer: Any, texts: Sequence[str], seed: int | None = None) -> None:
-    """Add a token for every text that is not a single token yet.
+    """Add a token for every text that the tokenizer does not encode as a single token yet.
 
-    The initial embedding is the mean over the tokens that the text consisted of. The new tokens are not special tokens,
-    because a server would omit these from its responses.
+    The initial embedding is the mean over the tokens that encoded the text before. The new tokens are not special
+    tokens, because a server would omit special tokens from its responses.
 
     Args:
         model: a causal LM, without adapters.
         tokenizer: a Hugging Face tokenizer, which is changed.
-        texts: of the tokens.
-        seed: initialises the rows randomly instead, for models with random weights; None takes the mean.
+        texts: texts of the tokens.
+        seed: seed of random initial embeddings, for models with random weights; None uses the mean.
     """
     from tokenizers import AddedToken
 
@@ -216,7 +230,8 @@ def extend_vocabulary(
         added: the new tokens.
         pieces: for each new token, the ids of the tokens in its mean.
         weights: for each new token, the weights of its mean, not normalised.
-        seed: initialises the rows randomly instead, with the mean and standard deviation of the others.
+        seed: seed of random initial embeddings with the mean and standard deviation of the others; None uses the
+            weighted means.
     """
     tokenizer.add_tokens(list(added))
     with torch.random.fork_rng(devices=[]):
@@ -228,7 +243,7 @@ def extend_vocabulary(
     shares = shares / shares.sum(1, keepdim=True)
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     parts = model.get_input_embeddings(), model.get_output_embeddings()
-    for table in {id(part.weight): part.weight for part in parts}.values():  # one where they are tied
+    for table in {id(part.weight): part.weight for part in parts}.values():  # a single table if they are tied
         if generator is None:
             start = (table[ids.to(table.device)].double() * shares.to(table.device)[..., None]).sum(1)
         else:
@@ -243,10 +258,10 @@ def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
 
 
 _HALF_PERIODS = 6
-"""Half periods of the fastest wave over the numbers from 0 to 999; the slowest has one."""
+"""Number of waves in :func:`order_number_embeddings`; wave k has k half periods over the numbers from 0 to 999."""
 
-_PLACES = (4.0, 2.0, 1.0)
-"""Weights of the digits in the mean, beginning with the first digit."""
+_DIGIT_WEIGHTS = (4.0, 2.0, 1.0)
+"""Weights of the first, second and third digit in the initial embedding of a number."""
 
 
 def prepare_vocabulary(model: Any, tokenizer: Any, config: LanguageModelConfig) -> None:
@@ -255,14 +270,14 @@ def prepare_vocabulary(model: Any, tokenizer: Any, config: LanguageModelConfig) 
     Args:
         model: a causal LM, without adapters.
         tokenizer: its Hugging Face tokenizer.
-        config: the options.
+        config: configuration of the model.
     """
     seed = config.init_seed if config.random_init else None
-    with torch.device("cpu"):  # random rows are the same whatever device Lightning makes the model on
+    with torch.device("cpu"):  # so that random embeddings do not depend on the default device
         if config.number_tokens:
             add_number_tokens(model, tokenizer, seed)
-        if config.added_tokens:
-            add_tokens(model, tokenizer, config.added_tokens, None if seed is None else seed + 1)  # unlike the numbers
+        if config.added_tokens:  # with another seed, so that they differ from the numbers
+            add_tokens(model, tokenizer, config.added_tokens, None if seed is None else seed + 1)
         if config.ordered_numbers:
             order_number_embeddings(model, tokenizer.get_vocab(), config.init_seed)
 
@@ -276,16 +291,16 @@ def number_tokens(vocabulary: dict[str, int]) -> dict[int, int]:
 def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> None:
     """Add a token for every number from 10 to 999 that the tokenizer splits, so that an integer is one token.
 
-    The initial embedding is the mean over the digits with weights 4, 2 and 1, so that 502 differs from 205 and is close
-    to 503. In a model with random weights it is random.
+    The initial embedding is the mean of the embeddings of the digits with weights 4, 2 and 1, so that 502 differs from
+    205 and is close to 503. In a model with random weights the initial embedding is random.
 
     Args:
         model: a causal LM.
         tokenizer: a Hugging Face tokenizer, which is changed.
-        seed: initialises the rows randomly instead, for models with random weights; None takes the mean.
+        seed: seed of random initial embeddings, for models with random weights; None uses the mean.
 
     Raises:
-        ValueError: If a digit is not a token.
+        ValueError: If one of the ten digits is not a token.
     """
     vocabulary = tokenizer.get_vocab()
     if missing := [digit for digit in "0123456789" if digit not in vocabulary]:
@@ -295,22 +310,23 @@ def add_number_tokens(model: Any, tokenizer: Any, seed: int | None = None) -> No
     added = [str(number) for number in range(10, 1000) if str(number) not in vocabulary]
     if added:
         digits = [[vocabulary[digit] for digit in text] for text in added]
-        extend_vocabulary(model, tokenizer, added, digits, [_PLACES[: len(text)] for text in added], seed)
+        extend_vocabulary(model, tokenizer, added, digits, [_DIGIT_WEIGHTS[: len(text)] for text in added], seed)
 
 
 @torch.no_grad()
 def order_number_embeddings(model: Any, vocabulary: dict[str, int], seed: int) -> None:
     """Give every token that is a number an input embedding close to those of the neighbouring numbers.
 
-    Pretrained models represent numbers in order, along a line and around circles (arXiv:2502.00873). With random
-    weights, or after little pretraining, 490 is as far from 491 as from 7, and RL must learn a thousand unrelated
-    words. ``e(n) = sum_k (cos(pi k n / 1000) u_k + sin(pi k n / 1000) v_k) / k``, k from 1 to 6, with random directions
-    u and v, scaled to the mean norm of the former embeddings.
+    In pretrained models, the embeddings of numbers lie in order along a line and around circles (arXiv:2502.00873).
+    With random weights, or after little pretraining, the embedding of 490 is as far from that of 491 as from that of 7,
+    so that RL must learn every number separately. The embedding of n is
+    ``e(n) = sum_k (cos(pi k n / 1000) u_k + sin(pi k n / 1000) v_k) / k``, k from 1 to 6, with random directions u_k
+    and v_k, scaled to the mean norm of the former embeddings.
 
     Args:
         model: a causal LM.
-        vocabulary: from token to id.
-        seed: seed of the directions.
+        vocabulary: mapping from token to id.
+        seed: seed of the random directions.
 
     Raises:
         ValueError: If fewer than 100 tokens are numbers, because the tokenizer splits numbers into digits.
@@ -323,7 +339,7 @@ def order_number_embeddings(model: Any, vocabulary: dict[str, int], seed: int) -
         )
     table: Tensor = model.get_input_embeddings().weight
     index = torch.tensor(list(found), device=table.device)
-    number = torch.tensor(list(found.values()), dtype=torch.float64)  # rounds alike in any order of sums
+    number = torch.tensor(list(found.values()), dtype=torch.float64)  # float32 sums depend on their order
     wave = torch.arange(1, _HALF_PERIODS + 1)
     phase = math.pi * wave * number[:, None] / 1000
     code = torch.cat([phase.cos() / wave, phase.sin() / wave], dim=1)
@@ -342,17 +358,17 @@ _LOSSES = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 
 
 def fuse_kernels(language_model: LanguageModel) -> None:
-    """Replace rotations, norms and gated layers by fused kernels if ``language_model.liger_kernels`` is set.
+    """Use fused kernels for rotary embeddings, norms and gated MLP layers if ``language_model.liger_kernels`` is set.
 
     Liger also patches the architecture's module in transformers, so models of this architecture that are loaded later
     in the same process need a GPU as well.
 
     Args:
-        language_model: configured, its weights on their device.
+        language_model: the configured model, whose weights were moved to their device.
 
     Raises:
-        ValueError: If the weights are not on a GPU, the package liger-kernel is not installed, or it does not support
-            the model.
+        ValueError: If the weights are not on a GPU, the package liger-kernel is not installed, or the package does not
+            support the architecture.
     """
     if not language_model.config.liger_kernels:
         return
@@ -373,7 +389,7 @@ def fuse_kernels(language_model: LanguageModel) -> None:
         kind = model.config.model_type
         if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
             raise ValueError(
-                f"language_model.liger_kernels is true, but liger-kernel has none for the architecture {kind!r}; it "
-                "must be false."
+                f"language_model.liger_kernels is true, but liger-kernel has no kernels for the architecture {kind!r}; "
+                "it must be false."
             )
         _apply_liger_kernel_to_instance(model=model, **_KERNELS, **_LOSSES)

@@ -1,9 +1,9 @@
 """Log-probabilities: of the distribution that is sampled from, of sampled tokens, and of candidate texts.
 
-Both sides divide logits by the temperature in :func:`lrl.functional.distributions.tempered`. For small vocabularies,
-training computes log-probabilities by :class:`lrl.functional.distributions.Categorical`; for large ones, the
-logits of a few tokens at a time are computed from the last hidden states, and recomputed in the backward pass
-(:func:`token_logprobs`), so that the memory does not grow with the number of tokens.
+Sampling and training both divide logits by the temperature with :func:`lrl.functional.distributions.tempered`. For
+small vocabularies, training computes log-probabilities by :class:`lrl.functional.distributions.Categorical`. For large
+ones, :func:`token_logprobs` computes the logits of a few tokens at a time from the last hidden states, and again in the
+backward pass, so that the memory for logits does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -55,25 +55,27 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
 
 
 def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None) -> Tensor:
-    """Sample tokens by two exponential races (the Gumbel-max trick): among blocks of ids, then inside one.
+    """Sample tokens by the Gumbel-max trick, first a block of token ids and then a token of the block.
 
-    The smallest of exponential variables with rates ``p`` is a sample of ``p``. Rounding depends on the shape of the
-    batch, and the probability that it changes a sample is proportional to the total variation distance that it causes.
-    Inverse transform sampling also shifts the boundaries of all rare tokens, which changed 400 times as many samples of
-    the embedded model. With blocks, a row needs about twice the square root of the vocabulary in random numbers.
+    Among independent exponential variables with rates ``p``, the index of the smallest one has the distribution ``p``.
+    Log-probabilities are rounded differently in batches of different shapes. With this method, the probability that
+    rounding changes a sample is proportional to the total variation distance that it causes. In inverse transform
+    sampling, rounding also shifts the boundaries of all rare tokens in the cumulative sum, which changed 400 times as
+    many samples of ``assets/tiny-lm``. Sampling a block first reduces the random numbers per sample to about twice the
+    square root of the vocabulary size.
 
     Args:
-        logprobs: ``(row, vocabulary)``; -inf is never sampled.
+        logprobs: ``(row, vocabulary)``; tokens with -inf are never sampled.
         uniforms: int64 ``(sample,)``, 64 uniformly distributed bits each.
-        row: the distribution of each sample, int64 ``(sample,)``; None samples once from each.
+        row: index of the row of ``logprobs`` for each sample, int64 ``(sample,)``; None samples once from each row.
 
     Returns:
-        int64 ``(sample,)``.
+        Token ids, int64 ``(sample,)``.
     """
     size = logprobs.shape[-1]
     if row is None:
         row = torch.arange(len(logprobs), device=logprobs.device)
-    if size <= _SMALLEST_BLOCK:  # one race is enough
+    if size <= _SMALLEST_BLOCK:  # a single block
         return (logprobs.exp()[row] / exponentials(uniforms, size)).argmax(-1)
     block = max(_SMALLEST_BLOCK, 1 << (size.bit_length() // 2))
     rates = pad(logprobs.exp(), (0, -size % block)).unflatten(-1, (-1, block))
@@ -84,24 +86,28 @@ def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None)
 
 
 AT_ONCE = 2**25
-"""Largest number of logits that are computed at once; more are computed in chunks."""
+"""Largest number of logits, tokens times vocabulary, that are computed at once; more are computed in chunks."""
 _CHUNK = 2**21
-"""Logits per chunk: few compared with :data:`AT_ONCE`, but enough that the weights of the head are read rarely."""
+"""Number of logits per chunk: small compared with :data:`AT_ONCE`, but large enough that reading the weights of the
+head for every chunk takes little time."""
 _LARGE = 2**13
-"""Smallest vocabulary for which chunks are used."""
-_LEAST = 8
+"""Smallest vocabulary size for which chunks are used."""
+_MIN_CHUNK_TOKENS = 8
 """Smallest number of tokens per chunk."""
 
 
 class _Pick(torch.autograd.Function):
-    """Log-probabilities and entropies of tokens; of tensors of the size of the logits, only the logits are saved."""
+    """Computes log-probabilities and entropies of tokens, and saves only the logits for the backward pass.
+
+    Autograd would also save other tensors of the size of the logits.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Return log-probabilities of ``ids`` and entropies, each ``(token,)``.
 
         Args:
-            ctx: keeps what the backward pass needs.
+            ctx: context of autograd, which saves tensors for the backward pass.
             logits: ``(token, vocabulary)``.
             ids: int64 ``(token,)``.
             temperature: divides the logits.
@@ -116,7 +122,11 @@ class _Pick(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the logits: ``(g (1 - p) - h p (log p + H)) / temperature`` for gradients g and h."""
+        """Return the gradient with respect to the logits.
+
+        It is ``(g (d - p) - h p (log p + H)) / temperature``, with g and h the gradients with respect to the
+        log-probability and to the entropy H, p the probabilities, and d equal to 1 for the token and 0 elsewhere.
+        """
         logits, ids, entropy = ctx.saved_tensors
         of_picked, of_entropy = (grad[:, None] for grad in grads)
         slope = torch.log_softmax(tempered(logits, ctx.temperature), dim=-1)
@@ -132,11 +142,11 @@ def token_logprobs(
     """Compute log-probabilities of tokens and the entropies of their distributions, each ``(token,)``.
 
     Args:
-        head: from states to logits.
-        states: ``(token, hidden)``.
+        head: function from states ``(token, hidden)`` to logits ``(token, vocabulary)``.
+        states: last hidden states, ``(token, hidden)``.
         ids: int64 ``(token,)``.
         temperature: divides the logits.
-        vocabulary: its size.
+        vocabulary: size of the vocabulary.
     """
     if len(ids) == 0:
         none = states.sum(-1).float()
@@ -145,7 +155,7 @@ def token_logprobs(
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         return _Pick.apply(head(states), ids, temperature)  # pyright: ignore
 
-    size = max(_LEAST, _CHUNK // vocabulary)
+    size = max(_MIN_CHUNK_TOKENS, _CHUNK // vocabulary)
     again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
     compute = again if torch.is_grad_enabled() else chunk
     parts = [compute(*part) for part in zip(states.split(size), ids.split(size), strict=True)]
@@ -154,7 +164,7 @@ def token_logprobs(
 
 
 def head_logits(model: Any, states: Tensor) -> Tensor:
-    """Compute logits ``(..., vocabulary)`` from the states ``(..., hidden)`` before the model's head."""
+    """Compute logits ``(..., vocabulary)`` from the inputs of the model's head, ``(..., hidden)``."""
     cap = getattr(bare(model).config, "final_logit_softcapping", None)
     logits = model.get_output_embeddings()(states)
     return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -162,7 +172,10 @@ def head_logits(model: Any, states: Tensor) -> Tensor:
 
 @torch.no_grad()
 def can_chunk(model: Any) -> bool:
-    """Return whether the vocabulary is large, and :func:`head_logits` computes the logits of the model."""
+    """Return whether logits can be computed in chunks, and the vocabulary is large enough for that.
+
+    The head must have no dropout, and :func:`head_logits` must compute the same logits as the model.
+    """
     head = model.get_output_embeddings()
     if head.weight.shape[0] < _LARGE:
         return False
@@ -174,7 +187,7 @@ def can_chunk(model: Any) -> bool:
     return torch.allclose(head_logits(model, states[0]).float(), wanted.float(), rtol=1e-2, atol=1e-3)
 
 
-# Candidates: log-probabilities of the same texts after each prompt.
+# Candidates: the log-probabilities of several given texts after each prompt.
 
 
 @torch.no_grad()
@@ -187,18 +200,19 @@ def candidate_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Compute the sums of the log-probabilities of each candidate's tokens after each prompt.
 
-    Each prompt is computed once, and after it each prefix of the candidates once; what all prompts begin with is
-    computed once as well. Candidates of one token need nothing but the prompts.
+    Each distinct prompt is computed once, then each distinct prefix of the candidates once per prompt. Tokens that all
+    prompts begin with are computed once for all. For candidates of one token, only the prompts are computed.
 
     Args:
-        model: called as a Hugging Face causal LM is; every layer attends fully.
-        prompts: token ids, one list per row; equal ones are computed once.
-        candidates: the texts.
+        model: called as a Hugging Face causal LM is; every layer must attend to all earlier tokens.
+        prompts: token ids, one list per row.
+        candidates: token ids of the candidate texts.
         mask_dtype: dtype of the attention mask.
-        kept: the prompts of the last call, which prompts may continue; None keeps none.
+        kept: KV cache of the prompts of the previous call, which is reused for prompts that begin with one of them;
+            None computes all prompts in full.
 
     Returns:
-        The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the prompts' last tokens.
+        The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the last token of each prompt.
     """
     unique, index = distinct_prompts(prompts)
     filled = prefill(model, unique, share=True, kept=kept)
@@ -212,15 +226,15 @@ def prefix_sums(logits: Tensor, candidates: Candidates) -> Tensor:
     """Return the sums ``(prompt, candidate)`` of the log-probabilities of the candidates' tokens.
 
     Args:
-        logits: ``(prompt, prefix, vocabulary)`` after each prefix, the empty one first.
-        candidates: the texts.
+        logits: logits ``(prompt, prefix, vocabulary)`` of the token after each prefix, the empty prefix first.
+        candidates: token ids of the candidate texts.
     """
     logprobs = torch.log_softmax(tempered(logits, 1.0), dim=-1)
     return (logprobs[:, candidates.before, candidates.ids] * candidates.mask).sum(-1)
 
 
 def _prefix_logits(model: Any, filled: Prefilled, candidates: Candidates, mask_dtype: torch.dtype) -> Tensor:
-    """Compute the logits ``(prompt, prefix, vocabulary)`` after each prefix but the empty one."""
+    """Compute the logits ``(prompt, prefix, vocabulary)`` of the token after each prefix except the empty one."""
     rows, prefixes = len(filled.mask), len(candidates.prefix_ids)
     among = in_subtree(candidates.prefix_last).expand(rows, -1, -1)
     seen = [filled.mask[:, None].expand(-1, prefixes, -1), among]

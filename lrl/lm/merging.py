@@ -37,47 +37,55 @@ from lrl.lm.loading import forget_quantisation, load_base
 _TEXTS, _TOKENS = 2, 32
 """Number of texts for the comparison, and of tokens in each."""
 _SOUND = 4.0
-"""Largest difference that is attributed to rounding, relative to that of the adapter model in the data type of the
-result, which rounds only activations. In the merged model the sums of weights are rounded as well."""
-_LEAST, _LEAST_16_BITS = 1e-2, 1e-4
-"""Differences, in nats, that are always attributed to rounding: the largest, and the mean in 16 bits."""
+"""Largest accepted ratio of two differences from the adapter model in float32: that of the merged model, and that of
+the adapter model in the data type of the result. The merged model also rounds the sums of weights."""
+_TOLERANCE, _TOLERANCE_16_BITS = 1e-2, 1e-4
+"""Tolerances in nats that are added to the accepted difference, see :class:`Distance`: for the largest difference, and
+for the mean difference in 16 bits."""
 
 
 class Distance(NamedTuple):
     """Differences of log-probabilities from the adapter model in float32, in nats.
 
-    These are mean differences if the result has 16 bits, else the largest ones.
+    Each is the mean of the absolute differences if the result has 16 bits, else the largest of them.
     """
 
     merged: float
-    """That of the merged model."""
+    """Difference of the merged model."""
     adapter: float
-    """That of the adapter model in the data type of the result."""
+    """Difference of the adapter model in the data type of the result."""
 
 
 def comparison_texts(model: Any) -> Tensor:
-    """Return the ids ``(text, token)`` of the comparison: random ones, and the last ones of the vocabulary."""
+    """Return int64 token ids ``(text, token)`` for the comparison: random ones, and the last ones of the vocabulary."""
     size = bare(model).get_output_embeddings().weight.shape[0]
     tokens = min(_TOKENS, max_positions(model) or _TOKENS)
     ids = torch.randint(size, (_TEXTS, tokens), generator=torch.Generator().manual_seed(0), device="cpu")
     last = torch.arange(size - min(size, tokens // 2), size, device="cpu")
-    ids[0, : len(last)] = last  # where added tokens are
+    ids[0, : len(last)] = last  # includes added tokens
     return ids.to(next(model.parameters()).device)
 
 
 @torch.no_grad()
 def logprobs_of(model: Any, ids: Tensor) -> Tensor:
-    """Compute the log-probabilities after ids ``(text, token)``, float64 ``(text, token, vocabulary)``."""
+    """Compute the log-probabilities of the token after each of ``ids`` ``(text, token)``.
+
+    Returns:
+        float64 ``(text, token, vocabulary)``.
+    """
     return torch.log_softmax(model(input_ids=ids, use_cache=False).logits.double(), dim=-1)
 
 
 def adapter_logprobs(model: Any, ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compute the log-probabilities of the adapter model in float32 or better, and in the data type of the result.
+    """Compute the log-probabilities of the adapter model in 32 or 64 bits, and in the data type of the merged model.
 
     Args:
-        model: with adapters, in evaluation mode.
-        ids: of :func:`comparison_texts`.
-        dtype: data type of the result.
+        model: a causal LM with adapters, in evaluation mode.
+        ids: token ids from :func:`comparison_texts`.
+        dtype: data type of the merged model.
+
+    Returns:
+        Two tensors, each float64 ``(text, token, vocabulary)``.
     """
     with in_float32(model) if is_halved(model) else nullcontext():
         exact = logprobs_of(model, ids)
@@ -92,17 +100,17 @@ def distance_of(merged: Tensor, exact: Tensor, rounded: Tensor, dtype: torch.dty
 
     Args:
         merged: log-probabilities of the merged model, ``(text, token, vocabulary)``.
-        exact: those of the adapter model in float32 or better.
-        rounded: those of the adapter model in ``dtype``.
+        exact: log-probabilities of the adapter model in 32 or 64 bits, of the same shape.
+        rounded: log-probabilities of the adapter model in ``dtype``, of the same shape.
         dtype: data type of the merged model.
 
     Raises:
-        ValueError: If the difference is larger than rounding.
+        ValueError: If the difference is too large to be caused by rounding.
     """
     halved = dtype in HALVED
     differences = [(logprobs - exact).abs() for logprobs in (merged, rounded)]
     distance = Distance(*(float(each.mean() if halved else each.max()) for each in differences))
-    most = _SOUND * distance.adapter + (_LEAST_16_BITS if halved else _LEAST)
+    most = _SOUND * distance.adapter + (_TOLERANCE_16_BITS if halved else _TOLERANCE)
     if not distance.merged <= most:
         raise ValueError(
             f"the merged model differs from the adapter model by {distance.merged:.3g} nats in its log-probabilities, "
@@ -118,15 +126,15 @@ def distance_of(merged: Tensor, exact: Tensor, rounded: Tensor, dtype: torch.dty
 def merge(model: Any, dtype: torch.dtype | None = None) -> Any:
     """Merge the adapter ``default`` of a causal LM, if it has one, and return the Hugging Face model.
 
-    Sums are computed in float32 and rounded once. Weights in 4 bits are unpacked. Tied embeddings are untied first if
-    one of them has an adapter, which would otherwise change the other one as well.
+    The sums of base and adapter weights are computed in float32 and rounded once. Weights in 4 bits are unpacked. Tied
+    embeddings are untied first if one of them has an adapter, which would otherwise change the other one as well.
 
     Args:
         model: a Hugging Face causal LM, which peft may have wrapped; it is modified and must not be used afterwards.
         dtype: data type of the result; None keeps it.
 
     Raises:
-        ValueError: If the adapter has no weights that could be added, such as prompt tuning.
+        ValueError: If an adapter of this kind cannot be merged into the weights, for example prompt tuning.
     """
     if hasattr(model, "peft_config"):
         if not hasattr(model.base_model, "merge_and_unload"):
@@ -134,9 +142,9 @@ def merge(model: Any, dtype: torch.dtype | None = None) -> Any:
             raise ValueError(f"the adapter is of the kind {kind}, which cannot be merged; it must be LoRA.")
         was_tied = bare(model).config.get_text_config().tie_word_embeddings
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Model with `tie_word_embeddings=True`")  # untied here
-            warnings.filterwarnings("ignore", "All adapters are already merged")  # in float32, here
-            warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # on purpose
+            warnings.filterwarnings("ignore", "Model with `tie_word_embeddings=True`")  # _untie does this
+            warnings.filterwarnings("ignore", "All adapters are already merged")  # by _add_adapters
+            warnings.filterwarnings("ignore", "Input and output embeddings are no longer tied")  # by _untie
             _unpack(model, dtype)
             if dtype is not None:
                 model.to(torch.promote_types(dtype, torch.float32))
@@ -151,8 +159,8 @@ def merge_adapters_of(policy: Any, name: str) -> None:
     """Merge the adapters of a policy's language model in place, for a policy that only acts.
 
     Args:
-        policy: configured.
-        name: what the command line calls it, for errors.
+        policy: the configured policy.
+        name: name of the policy on the command line, for error messages.
 
     Raises:
         ValueError: If the policy has no adapters, or its critic has its own adapter.
@@ -176,7 +184,7 @@ def _add_adapters(model: Any) -> None:
 
     for layer in [part for part in model.modules() if isinstance(part, LoraLayer)]:
         base: Any = layer.get_base_layer()
-        dtype = next(base.parameters()).dtype  # those of a model with experts have no one weight
+        dtype = next(base.parameters()).dtype  # experts have several weights, none called weight
         if dtype in HALVED:
             cast_layer: Any = layer
             cast_layer.float()
@@ -197,7 +205,7 @@ def _untie(model: Any) -> None:
 
 
 def _tie_equal(model: Any, was_tied: bool) -> None:
-    """Tie embeddings that were tied and are still equal; else mark them as untied in the configuration."""
+    """Tie the embeddings again if they were tied and are still equal; if they differ, configure them as untied."""
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     if not was_tied or outputs is None:
         return
@@ -212,8 +220,8 @@ def _unpack(model: Any, dtype: torch.dtype | None) -> None:
     """Replace layers in 4 bits by ordinary layers with merged adapters, in place.
 
     Args:
-        model: with adapters.
-        dtype: data type of the result; None keeps the one that the layers compute in.
+        model: a causal LM with adapters.
+        dtype: data type of the new layers; None keeps the one that the old layers compute in.
     """
     for name, part in list(model.named_modules()):
         if hasattr(getattr(part, "weight", None), "quant_state") and not name.endswith(".base_layer"):
@@ -246,10 +254,10 @@ def check_new_folder(folder: Path, key: str) -> None:
 
     Args:
         folder: the destination.
-        key: the option that names it.
+        key: name of the option that is set to the folder, for the error message.
 
     Raises:
-        ValueError: If it is a file, or not empty.
+        ValueError: If the destination is a file, or a folder that is not empty.
     """
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise ValueError(f"{key} is {str(folder)!r}, which is not empty; name a new folder.")
@@ -258,25 +266,26 @@ def check_new_folder(folder: Path, key: str) -> None:
 def save_merged(
     model: Any, folder: Path, save_others: Callable[[Path], None], config: LanguageModelConfig, dtype: str | None = None
 ) -> Distance:
-    """Merge the adapter of a model and write the result; after an error nothing is left behind.
+    """Merge the adapter of a model and write the result; after an error, no file remains.
 
     Args:
         model: a Hugging Face causal LM in evaluation mode, which peft may have wrapped; it must not be used afterwards.
-        folder: does not exist, or is empty.
-        save_others: writes the tokenizer and other parts of the model into the given folder.
-        config: what the model was loaded with.
+        folder: destination, which does not exist or is empty.
+        save_others: function that writes the tokenizer and other parts of the model into the given folder.
+        config: configuration that the model was loaded with.
         dtype: data type of the result; None keeps it.
 
     Returns:
         The distance between the written model and the adapter model.
 
     Raises:
-        ValueError: If the adapter cannot be merged, or the models differ by more than rounding.
+        ValueError: If the adapter cannot be merged, or the written model differs from the adapter model by more than
+            rounding.
     """
     if kernel_of(model) not in ("eager", "sdpa"):
         use_kernel(model, "sdpa")
     if is_halved(model):
-        use_kernel(model, "eager")  # rounds alike in passes of any shape
+        use_kernel(model, "eager")  # its rounding does not depend on the batch
     kernel, ids = kernel_of(model), comparison_texts(model)
     target = None if dtype is None else DTYPES[dtype]
     name = dtype or str(compute_dtype(model)).removeprefix("torch.")
@@ -304,21 +313,22 @@ class AdapterModel(NamedTuple):
     tokenizer: Any
     """The Hugging Face tokenizer in the folder; that of the base if the folder has none."""
     config: LanguageModelConfig
-    """What the base was loaded with."""
+    """Configuration that the base was loaded with."""
 
 
 def load_adapter(name: str) -> AdapterModel:
-    """Load an adapter that peft saved on its base, whose embeddings are extended to the adapter's tokenizer.
+    """Load an adapter that peft saved, together with its base.
 
-    The base of an adapter that lrl exported is loaded as in training, in 4 bits if it was trained in 4 bits. Other
-    adapters do not contain this information; their base is loaded in the data type that it was saved in.
+    If the tokenizer of the adapter has more tokens than the base has embeddings, embeddings are added. The base of an
+    adapter that lrl exported is loaded as in training, in 4 bits if it was trained in 4 bits. Other adapters do not
+    contain this information; their base is loaded in the data type that it was saved in.
 
     Args:
         name: folder or hub name of the adapter.
 
     Raises:
-        ValueError: If the adapter does not exist or does not fit its base, or the base cannot be loaded in the revision
-            that the adapter was trained on.
+        ValueError: If the adapter does not exist or does not fit its base, or if the base cannot be loaded, or only in
+            another revision than the adapter was trained on.
     """
     from peft import PeftConfig, PeftModel
     from transformers import AutoTokenizer
@@ -327,7 +337,7 @@ def load_adapter(name: str) -> AdapterModel:
         raise ValueError(f"peft_model_id is {name!r}, a folder without {_CONFIG}; it must hold an adapter of peft.")
     try:
         adapter = PeftConfig.from_pretrained(name)
-    except Exception as error:  # of the hub, of the network, or in the file
+    except Exception as error:  # from the hub, the network or the file
         raise ValueError(f"peft_model_id is {name!r}, which peft cannot read ({first_line(error)}).") from error
     base = adapter.base_model_name_or_path
     if not base:
@@ -338,18 +348,17 @@ def load_adapter(name: str) -> AdapterModel:
             f"would be loaded; download that revision, and let base_model_name_or_path in {_CONFIG} name its folder."
         )
     check_available(base)
-    config = LanguageModelConfig(**{"name": base, "dtype": _dtype_of(base)} | _loaded_as(name))
+    config = LanguageModelConfig(**{"name": base, "dtype": _dtype_of(base)} | _base_settings(name))
     model = load_base(config)
     where, of_gguf = (name, {}) if Path(name, _TOKENIZER).is_file() else sources(base)
     tokenizer = AutoTokenizer.from_pretrained(where, **of_gguf)
     if len(tokenizer) > len(model.get_input_embeddings().weight):
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # untied when it is merged
-        warnings.filterwarnings(
-            "ignore", "The following (rank|alpha)_pattern keys did not match"
-        )  # those of experts do
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft asks transformers for it
+        warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`")  # merge unties them
+        # This warning is wrong for adapters of experts, see lrl.lm.adapters.
+        warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match")
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft reads it
         try:
             adapted = PeftModel.from_pretrained(model, name)
         except (RuntimeError, ValueError, OSError) as error:
@@ -358,14 +367,14 @@ def load_adapter(name: str) -> AdapterModel:
     return AdapterModel(adapted.eval(), tokenizer, config)
 
 
-def _loaded_as(name: str) -> dict[str, Any]:
-    """Return ``dtype`` and ``quantization`` of the base in training; empty for adapters from elsewhere.
+def _base_settings(name: str) -> dict[str, Any]:
+    """Return ``dtype`` and ``quantization`` of the base in training; empty if lrl did not export the adapter.
 
     Args:
         name: folder or hub name of the adapter.
 
     Raises:
-        ValueError: If the file with this information is damaged.
+        ValueError: If the file :data:`~lrl.lm.adapters.BASE_FILE` exists but is invalid.
     """
     from transformers.utils.hub import cached_file
 

@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM with tokenizer, LoRA, quantisation and reference."""
+"""A Hugging Face causal LM with its tokenizer, LoRA adapters, quantisation and reference model."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ from lrl.types import RandomKeys
 
 
 class LanguageModel(nn.Module):
-    """The model that actor, critic and reference share; loaded by :meth:`configure`.
+    """The causal LM whose weights the actor, the critic and the reference share; loaded by :meth:`configure`.
 
     Args:
         config: which causal LM, and how it is loaded.
 
     Attributes:
-        share: whether turns may share a row; set by :meth:`configure`.
-        cached: whether prompts may be padded on the left before a KV cache; set by :meth:`configure`.
-        lower: caches the states below the lowest adapter; None if they cannot be cached.
-        copied_reference: the reference if it is a copy of the whole model, else empty.
-        kept: the KV cache of the prompts of the last call; None if none is kept.
-        chunks: whether many logits are computed in chunks, outside of the model; set by :meth:`configure`.
+        share: whether several turns may share a row; set by :meth:`configure`.
+        cached: whether decoding may use a KV cache, with prompts padded on the left; set by :meth:`configure`.
+        lower: cache of the hidden states below the lowest adapter; None if they cannot be cached.
+        copied_reference: the reference model if it is a copy of the whole model, else empty.
+        kept: KV cache of the prompts of the previous call; None if none is kept.
+        chunks: whether logits can be computed in chunks from hidden states, see :meth:`in_chunks`; set by
+            :meth:`configure`.
     """
 
     model: Any
@@ -102,7 +103,7 @@ class LanguageModel(nn.Module):
                 self.lower = lower_layers(self.model, size, attention_of(self.model))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and convert the copied reference with the model, so that equal weights give equal results."""
+        """Move and convert the copied reference together with the model, so that equal weights give equal results."""
         for model in self.copied_reference:
             model._apply(fn, recurse)
         return super()._apply(fn, recurse)
@@ -114,28 +115,28 @@ class LanguageModel(nn.Module):
         return self._tokenizer
 
     def _check_attention(self) -> tuple[bool, bool]:
-        """Return whether turns may share rows, and whether prompts may be padded on the left before a KV cache.
+        """Return whether turns may share rows, and whether decoding may use a KV cache with prompts padded on the left.
 
         Raises:
-            ValueError: If the model does not number positions from zero.
+            ValueError: If the model does not number the positions of a text from zero.
         """
         self._set_kernel(self.model)
         if not numbers_positions_from_zero(self.model, self.device):
             raise ValueError(
                 f"language_model.name is {self.config.name!r}, a {self.model.config.model_type}, which does not number "
-                "the positions of a text 0, 1, ...; it must be a model that does, or its numbers would be wrong."
+                "the positions of a text 0, 1, ...; it must be a model that does, or log-probabilities are wrong."
             )
         attention = attention_of(self.model)
         if attention != "full" or self.kernel not in ("sdpa", "eager"):
             return False, attention != "other"
         verdict = check_sharing(self.model, self.device)
         if verdict != "exact" and self.config.share_prompts:
-            reason = "computes other logits with it" if verdict == "inexact" else "rounds more with it"
-            logging.getLogger("lrl").warning("share_prompts is switched off: this model %s.", reason)
+            reason = "computes other logits" if verdict == "inexact" else "has larger rounding errors"
+            logging.getLogger("lrl").warning("share_prompts is switched off: with it, this model %s.", reason)
         return verdict == "exact" and self.config.share_prompts, verdict != "inexact"
 
     def _set_kernel(self, model: Any) -> None:
-        """Choose the attention kernel, see :func:`lrl.lm.attention.set_kernel`; warn once if it is inexact."""
+        """Choose the attention kernel, see :func:`lrl.lm.attention.set_kernel`; warn once if its rounding varies."""
         if set_kernel(model, self.config.attention, self.kernel) and not self._warned_of_kernel:
             self._warned_of_kernel = True
             logging.getLogger("lrl").warning(
@@ -145,7 +146,7 @@ class LanguageModel(nn.Module):
 
     @property
     def recomputes(self) -> bool:
-        """Return whether the log-probabilities of sampled tokens are recomputed by the pass that training uses."""
+        """Return whether log-probabilities of sampled tokens are recomputed by a forward pass like that of training."""
         wanted = self.config.recompute_logprobs
         return is_halved(self.model) if wanted is None else wanted
 
@@ -155,11 +156,18 @@ class LanguageModel(nn.Module):
         return int(self.model.get_output_embeddings().weight.shape[0])
 
     def in_chunks(self, mask: Tensor) -> bool:
-        """Return whether the logits at ``mask``, bool ``(turn, token)``, are too many to be computed at once."""
+        """Return whether the logits of the tokens in ``mask``, bool ``(turn, token)``, are to be computed in chunks."""
         return self.chunks and int(mask.sum()) * self.vocabulary > AT_ONCE
 
     def token_logprobs(self, states: Tensor, ids: Tensor, temperature: float, model: Any = None) -> tuple[Tensor, ...]:
-        """Compute log-probabilities and entropies, each ``(token,)``, in chunks, optionally by another model."""
+        """Compute log-probabilities and entropies, each ``(token,)``, in chunks.
+
+        Args:
+            states: last hidden states, ``(token, hidden)``.
+            ids: int64 ``(token,)``.
+            temperature: divides the logits.
+            model: the model whose head is used; None uses the trained model.
+        """
         return token_logprobs(partial(head_logits, model or self.model), states, ids, temperature, self.vocabulary)
 
     @property
@@ -176,14 +184,14 @@ class LanguageModel(nn.Module):
     ) -> Layout:
         """Arrange turns in rows for one forward pass, see :mod:`lrl.lm.layouts`.
 
-        Tokens that turns begin with are computed once, if the model's attention allows it; with dropout, these turns
-        then have the same dropout masks there.
+        Tokens that several turns have in common at their beginning are computed once, if the model's attention allows
+        it; with dropout, these turns then have the same dropout masks for these tokens.
 
         Args:
             inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and ``response_ids`` ``(turn, token)``.
-            response_mask: bool ``(turn, token)``.
-            pack_tokens: the width of rows that hold several turns; None chooses the cheapest one.
-            candidates: texts whose prefixes follow each prompt, in place of responses; only if :attr:`share`.
+            response_mask: which entries of ``response_ids`` are tokens of the response, bool ``(turn, token)``.
+            pack_tokens: the width in tokens of rows that contain several turns; None chooses the cheapest width.
+            candidates: texts whose prefixes follow each prompt instead of a response; requires :attr:`share`.
 
         Raises:
             ValueError: If a turn has more tokens than the model has positions.
@@ -200,7 +208,7 @@ class LanguageModel(nn.Module):
         return lower.fill(layout, turns, candidates)
 
     def _lower_layers(self) -> LowerLayers | None:
-        """Return the cache of states below the lowest adapter; None if it cannot be used now."""
+        """Return the cache of hidden states below the lowest adapter; None if there is none or dropout changes them."""
         if self.lower is None or (self.model.training and self.lower.random_in_training):
             return None
         self._set_kernel(self.model)
@@ -229,26 +237,32 @@ class LanguageModel(nn.Module):
         """Divide turns among forward passes of bounded memory, see :mod:`lrl.lm.forward`.
 
         Args:
-            inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and maybe ``response_ids`` ``(turn, token)``.
-            sizes: tokens that follow the prompt of each turn, int64 ``(turn,)``.
+            inputs: ``prompt_ids`` and ``prompt_mask`` ``(turn, prompt)``, and optionally ``response_ids`` ``(turn,
+                token)``.
+            sizes: number of tokens that follow the prompt of each turn, int64 ``(turn,)``.
             gradient: whether a backward pass follows.
-            logits: whether the logits of a pass are in memory all at once.
-            shared: whether a pass computes common beginnings of turns once, if the model allows it.
+            logits: whether the logits of a whole pass are in memory at the same time.
+            shared: whether a pass computes equal beginnings of turns once, if the model allows it.
 
         Returns:
-            Indices of turns, one int64 ``(turn,)`` for each pass; together they name every turn once.
+            One tensor per pass with the indices of its turns, int64 ``(turn,)``; every turn is in exactly one pass.
         """
         if len(sizes) < 2:
             return [torch.arange(len(sizes), device=sizes.device)]
         self._set_kernel(self.model)  # eager attention needs more memory
         width = int((inputs["prompt_mask"].sum(1) + sizes).max())
         memory = pass_memory(self.model, width, logits, gradient, self.config.gradient_checkpointing)
-        if self.has_critic_adapter:  # two passes
+        if self.has_critic_adapter:  # it needs a second pass
             memory = memory._replace(limit=memory.limit // 2)
         return divide_turns(inputs, sizes, memory, shared and self.share and self.cached)
 
     def logits(self, layout: Layout, model: Any = None) -> Tensor:
-        """Compute logits ``(turn, token, vocabulary)`` that predict response tokens, optionally by another model."""
+        """Compute the logits ``(turn, token, vocabulary)`` that predict response tokens.
+
+        Args:
+            layout: rows of the forward pass, from :meth:`lay_out`.
+            model: the model that computes them; None uses the trained model.
+        """
         return self._run(layout, model)[0]
 
     def logits_and_states(self, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -262,12 +276,12 @@ class LanguageModel(nn.Module):
     def distribution(self, layout: Layout, temperature: float, model: Any = None) -> tuple[Categorical, Tensor]:
         """Compute the distributions of the response tokens, and the hidden states ``(turn, token, hidden)``.
 
-        A distribution that several tokens have in common is normalised once.
+        Turns with equal tokens so far have one distribution of the next token in common, which is normalised once.
 
         Args:
-            layout: the position of each turn's tokens.
+            layout: rows of the forward pass, from :meth:`lay_out`.
             temperature: divides the logits.
-            model: another model than the one that is trained.
+            model: the model that computes the logits; None uses the trained model.
         """
         logits, states = self._run(layout, model, of_cells=True)
         return Categorical(logits, temperature, layout.kept), states
@@ -293,12 +307,15 @@ class LanguageModel(nn.Module):
             use_adapter(self.model, "default")
 
     def states(self, ids: Tensor, mask: Tensor, model: Any = None) -> Tensor:
-        """Compute the last hidden states ``(row, column, hidden)`` of texts; padding on the right has no effect.
+        """Compute the last hidden states ``(row, column, hidden)`` of texts, which may be padded on the right.
 
         Args:
             ids: int64 ``(row, column)``, right-padded.
-            mask: bool ``(row, column)``.
-            model: another model than the one that is trained.
+            mask: False for padding, bool ``(row, column)``.
+            model: the model that computes the states; None uses the trained model.
+
+        Raises:
+            ValueError: If ``ids`` has more columns than the model has positions.
         """
         model = self.model if model is None else model
         self._check_positions(ids.shape[1])
@@ -307,7 +324,7 @@ class LanguageModel(nn.Module):
         given = {"input_ids": ids, "attention_mask": None, "position_ids": positions, "use_cache": False}
         start = None
         if (lower := self._lower_layers()) is not None:
-            turns = Turns(ids, mask, ids[:, :1], torch.zeros_like(mask[:, :1]))  # without responses
+            turns = Turns(ids, mask, ids[:, :1], torch.zeros_like(mask[:, :1]))  # no responses
             start = lower.fill(lay_out(turns, align="left"), turns).lower
             assert start is not None
             missing = ids.shape[1] - start.states.shape[1]  # rows are as wide as the longest text, ids may be wider
@@ -327,7 +344,7 @@ class LanguageModel(nn.Module):
         self.has_critic_adapter = True
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """Return the weights of the critic's adapter; empty if it has none."""
+        """Return the weights of the critic's adapter; empty if the critic has no adapter."""
         if not self.has_critic_adapter:
             return []
         return [weight for name, weight in self.model.named_parameters() if "critic" in name.split(".")]
@@ -338,13 +355,14 @@ class LanguageModel(nn.Module):
         return int(self.model.get_output_embeddings().weight.shape[-1])
 
     def prepare_history(self, prompt: PromptTemplate, codec: TextCodec | None) -> None:
-        """Compute states below the lowest adapter in pieces, which prompts with history have in common.
+        """Choose how hidden states below the lowest adapter are cached, depending on whether prompts have a history.
 
+        Successive prompts with history have tokens in common, so their states are cached in pieces of several tokens.
         Logs a warning if the tokens that the prompts of an episode have in common are computed again at every turn.
 
         Args:
-            prompt: turns observations and histories into prompts.
-            codec: of the environment; None checks no prompts.
+            prompt: how an observation and a history become a prompt.
+            codec: codec of the environment; None does not check whether each prompt continues the previous one.
         """
         if self.lower is not None:
             self.lower.block = PIECE if prompt.history else None
@@ -360,8 +378,8 @@ class LanguageModel(nn.Module):
             fault = f"language_model.attention is {self.kernel}, which takes no mask of single tokens"
         elif codec is not None and not self.tokenizer.extends_prompts(prompt, codec):
             fault = (
-                f"language_model.chat_template is {config.chat_template!r}, which writes the turn before in other "
-                "tokens than its prompt"
+                f"language_model.chat_template is {config.chat_template!r}, which encodes a past turn with other "
+                "tokens than the prompt of that turn"
             )
         if fault:
             logging.getLogger("lrl").warning(
@@ -373,10 +391,11 @@ class LanguageModel(nn.Module):
     def keep_prompts(self, keys: RandomKeys | None) -> None:
         """Keep the KV cache of prompts from one call to the next within a collection or an evaluation.
 
-        Logs a warning, once, if the cache of the last call was too large.
+        Logs a warning, once, if the cache of the previous call was larger than ``prompt_cache_mb``.
 
         Args:
-            keys: of the call; None keeps nothing.
+            keys: keys of the random numbers of the call, which identify the collection or evaluation; None discards the
+                cache.
         """
         if self.kept is not None and self.kept.excess_bytes and not self._warned_of_cache:
             self._warned_of_cache = True
@@ -395,20 +414,24 @@ class LanguageModel(nn.Module):
     def prepare_decoding(self, prompt_tokens: int, new_tokens: int) -> None:
         """Check that the model has enough positions, and choose its attention kernel; called before each decoding.
 
+        Args:
+            prompt_tokens: number of tokens of the longest prompt.
+            new_tokens: maximum number of tokens to sample.
+
         Raises:
-            ValueError: If the longest prompt and the tokens to be sampled exceed the positions of the model.
+            ValueError: If the longest prompt and the tokens to be sampled are more than the model has positions.
         """
         self._check_positions(prompt_tokens + new_tokens, f", {new_tokens} of them to be sampled")
         self._set_kernel(self.model)
 
     def build_reference(self, warm_started: bool) -> None:
-        """Keep the current weights as the reference.
+        """Make the current weights the reference.
 
-        An adapter that was initialised to zero needs no copy: the reference is the model without it. A warm-started
-        adapter is copied to a second, frozen adapter. Without adapters the whole model is copied.
+        A new adapter needs no copy, because it does not change any output: the reference is the model without it. A
+        warm-started adapter is copied to a second, frozen adapter. Without adapters, the whole model is copied.
 
         Args:
-            warm_started: whether the weights came from another run.
+            warm_started: whether the weights were loaded from another run.
         """
         if self.config.lora is None:
             self.copied_reference = [copy.deepcopy(self.model).requires_grad_(False).eval()]
@@ -416,7 +439,7 @@ class LanguageModel(nn.Module):
             freeze_second_adapter(self.model)
 
     def reference_logits(self, layout: Layout) -> Tensor:
-        """Compute the reference's logits ``(turn, token, vocabulary)``, as :meth:`logits`; no gradient."""
+        """Compute :meth:`logits` of the reference model, ``(turn, token, vocabulary)``, without gradient."""
         with self.reference() as model:
             return self.logits(layout, model)
 

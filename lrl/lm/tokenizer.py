@@ -18,14 +18,15 @@ from lrl.prompts import Message, PromptTemplate, get_response_format
 from lrl.types import History, PastTurn
 
 _CACHED_PROMPTS = 4096
+"""Largest number of cached prompts; a full cache is cleared."""
 
 
 class ChatTokenizer:
     """Encodes conversations with a chat template, and caches the results.
 
     The template is checked when the object is made: a prompt must contain every message. It may write a tag that the
-    response then continues (:attr:`opening`). Text of control tokens inside messages is encoded as ordinary text, and a
-    prompt begins with what the tokenizer puts before a text, as the BOS token, exactly once.
+    response then continues (:attr:`opening`). Text of control tokens inside messages is encoded as ordinary text. A
+    prompt begins exactly once with the tokens that the tokenizer adds before a text, such as BOS.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
@@ -33,8 +34,9 @@ class ChatTokenizer:
         end_ids: tokens that end a response, besides those of the tokenizer and the template.
 
     Raises:
-        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is no file, fails, leaves out a
-            message or ends a prompt with an end token; or if there is neither a padding token nor an end token.
+        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is not an existing file, fails,
+            leaves out a message or ends a prompt with an end token; or if the tokenizer has neither a padding token nor
+            an end token.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str = "auto", end_ids: Iterable[int] = ()) -> None:
@@ -67,8 +69,13 @@ class ChatTokenizer:
     def from_pretrained(cls, name: str, chat_template: str = "auto", trust_remote_code: bool = False) -> ChatTokenizer:
         """Load the tokenizer of a hub name, local folder or GGUF file, and the end tokens of its generation config.
 
+        Args:
+            name: hub name, local folder or GGUF file.
+            chat_template: see the class.
+            trust_remote_code: whether code from the model's repository may run.
+
         Raises:
-            ValueError: If there is none, or the tokenizer or its chat template is invalid.
+            ValueError: If no tokenizer can be loaded, or its chat template is invalid.
         """
         from transformers import AutoTokenizer
 
@@ -88,11 +95,11 @@ class ChatTokenizer:
         return self.template.opening
 
     def with_added_tokens(self) -> ChatTokenizer:
-        """Return an updated copy after tokens were added to the tokenizer, with which the template may end turns."""
+        """Return a copy for a tokenizer to which tokens were added; the template may end turns with one of them."""
         return ChatTokenizer(self.tokenizer, *self._given)
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer, with the chat template that was used."""
+        """Write the tokenizer with the chat template of this object."""
         self.tokenizer.chat_template = self.template.text
         self.tokenizer.save_pretrained(folder)
 
@@ -109,9 +116,15 @@ class ChatTokenizer:
     def check(self, template: PromptTemplate) -> None:
         """Check that the chat template can write the prompts of ``template``.
 
+        Logs a warning if the tokenizer cannot encode the stop text, or if the chat template removes reasoning from past
+        turns.
+
+        Args:
+            template: how an observation becomes a prompt.
+
         Raises:
-            ValueError: If prompts have a history or examples, which the chat template does not write, or if the chat
-                template opens a tag that the response format does not begin with.
+            ValueError: If prompts have a history or examples but the chat template does not support several turns, or
+                if the chat template opens a tag with which the response format does not begin.
         """
         response_format = get_response_format(template.response_format)
         written = "" if template.stop is None else self.decode(self.encode_text(f"a {template.stop} a"))
@@ -121,8 +134,8 @@ class ChatTokenizer:
                 f"{f'a {template.stop} a'!r} as {written!r}."
             )
         several = bool(template.history or template.examples or template.num_examples)
-        if several and self.template.fault_of_turns:
-            raise ValueError(f"{self.template.fault_of_turns}; prompt.history and prompt.num_examples must be 0.")
+        if several and self.template.multi_turn_error:
+            raise ValueError(f"{self.template.multi_turn_error}; prompt.history and prompt.num_examples must be 0.")
         if self.opening and self.opening.strip() != response_format.opening:
             raise ValueError(
                 f"language_model.chat_template ends a prompt with {self.opening.strip()!r}, with which no response of "
@@ -137,11 +150,11 @@ class ChatTokenizer:
                 )
 
     def extends_prompts(self, template: PromptTemplate, codec: TextCodec) -> bool:
-        """Return whether the prompt of a turn begins with the tokens of the prompt of the turn before.
+        """Return whether the prompt of each turn begins with the tokens of the previous turn's prompt.
 
         Args:
-            template: how an observation becomes a prompt; its history is not empty.
-            codec: of the environment.
+            template: how an observation becomes a prompt; its ``history`` is not 0.
+            codec: codec of the environment.
         """
         action = (codec.action_texts or (codec.default_action_text,))[0]
         turn = PastTurn("a", get_response_format(template.response_format).render(action, "a"))
@@ -151,12 +164,12 @@ class ChatTokenizer:
         return all(longer[: len(prompt)] == prompt for prompt, longer in pairwise(prompts))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token ids of a conversation, the opening of the assistant's turn included.
+        """Return the token ids of a conversation, including the beginning of the assistant's turn.
 
-        The list is cached and shared: do not change it.
+        The list is cached: callers must not change it.
 
         Raises:
-            ValueError: If the chat template fails, or does not write several turns.
+            ValueError: If the chat template fails, or if it does not support several turns but there are some.
         """
         text, is_marked = self._prompt_text(messages)
         return self._keep(text, self._encode(text, is_marked))
@@ -164,14 +177,14 @@ class ChatTokenizer:
     def encode_prompt(
         self, template: PromptTemplate, codec: TextCodec, observation: str, history: History, max_prompt_tokens: int
     ) -> list[int]:
-        """Return the token ids of a prompt of limited length, whose history may lose its oldest turns.
+        """Return the token ids of a prompt; the oldest turns of the history are left out if it would be too long.
 
         Args:
             template: how an observation becomes a prompt.
-            codec: of the environment.
-            observation: the current one.
-            history: the turns before.
-            max_prompt_tokens: largest length of a prompt.
+            codec: codec of the environment.
+            observation: current observation.
+            history: previous turns, oldest first.
+            max_prompt_tokens: maximum number of tokens of the prompt.
 
         Raises:
             ValueError: If the prompt is too long even without any history.
@@ -185,7 +198,7 @@ class ChatTokenizer:
             return len(attempts[dropped][1]) <= max_prompt_tokens
 
         dropped = 0 if fits(0) else bisect_left(range(len(window) + 1), True, lo=1, key=fits)
-        if 0 < dropped < len(window):  # drop turns in blocks of at most half of those that fit
+        if 0 < dropped < len(window):  # blocks: successive prompts then share tokens
             block = min(template.history_block, max(1, (len(window) - dropped) // 2))
             dropped = -(-dropped // block) * block
             fits(dropped)
@@ -203,9 +216,9 @@ class ChatTokenizer:
 
         Args:
             template: how an observation becomes a prompt.
-            codec: of the environment.
-            turns: observations with the turns before.
-            max_prompt_tokens: largest length of a prompt.
+            codec: codec of the environment.
+            turns: for each prompt, the current observation and the previous turns.
+            max_prompt_tokens: maximum number of tokens of a prompt.
 
         Raises:
             ValueError: If a prompt is too long even without any history.
@@ -220,23 +233,23 @@ class ChatTokenizer:
         return [self.encode_prompt(template, codec, *turn, max_prompt_tokens) for turn in turns]
 
     def _is_ordinary(self, text: str) -> bool:
-        """Return whether a message has text, but no control tokens and no outer whitespace (templates may strip it)."""
+        """Return whether a text is nonempty, without control tokens or outer whitespace (which templates may strip)."""
         return text == text.strip() != "" and not self._controls.are_in(text)
 
     def _frame(self, template: PromptTemplate, codec: TextCodec) -> PromptFrame | None:
-        """Return the encoder of prompts without history; None if prompts must be rendered in full."""
+        """Return the encoder of prompts without history; None if every prompt must be rendered in full."""
         if self._framed is None or self._framed[0] is not template or self._framed[1] is not codec:
             special_texts = [str(token) for token in self.tokenizer.added_tokens_decoder.values()]
             text, is_marked = self._prompt_text(template.messages(codec, OBSERVATION))
-            frame = None if is_marked else PromptFrame.of(text, special_texts, self.encode_texts, self._begun)
+            frame = None if is_marked else PromptFrame.of(text, special_texts, self.encode_texts, self._with_prefix)
             self._framed = (template, codec, frame)
         return self._framed[2]
 
     def encode_observation(self, text: str) -> list[int]:
-        """Return the token ids of an observation that is read without a chat template."""
+        """Return the token ids of an observation without a chat template."""
         if not self._controls.are_in(text):
-            return self._begun(self.encode_text(text))
-        return self._begun(self._controls.encode(text))
+            return self._with_prefix(self.encode_text(text))
+        return self._with_prefix(self._controls.encode(text))
 
     def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of many texts inside a conversation, encoded together: no special tokens are added."""
@@ -252,12 +265,15 @@ class ChatTokenizer:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _prompt_text(self, messages: Sequence[Message]) -> tuple[str, bool]:
-        """Return the text of a prompt, and whether its messages contain the text of control tokens.
+        """Return the text of a prompt, and whether its control tokens are marked.
 
-        Then the control tokens that the template writes are marked, and those in messages are not.
+        They are marked if a message contains the text of a control token, which is then not marked.
+
+        Raises:
+            ValueError: If the chat template fails, or if it does not support several turns but there are some.
         """
-        if self.template.fault_of_turns and any(message["role"] == "assistant" for message in messages):
-            raise ValueError(f"{self.template.fault_of_turns}; there must be one turn.")
+        if self.template.multi_turn_error and any(message["role"] == "assistant" for message in messages):
+            raise ValueError(f"{self.template.multi_turn_error}; there must be one turn.")
         protected = self._controls.protect(messages)
         text = self.template.render(protected)
         if protected is messages:
@@ -269,16 +285,16 @@ class ChatTokenizer:
         ids = self._cache.get(text)
         if ids is not None:
             return ids
-        return self._begun(self._controls.encode(text) if is_marked else self.encode_text(text))
+        return self._with_prefix(self._controls.encode(text) if is_marked else self.encode_text(text))
 
     def _keep(self, text: str, ids: list[int]) -> list[int]:
-        """Cache the token ids of a text and return them, or those that were cached before."""
+        """Return the cached token ids of a text; if there are none, cache ``ids`` and return them."""
         if text not in self._cache and len(self._cache) >= _CACHED_PROMPTS:
             self._cache.clear()
         return self._cache.setdefault(text, ids)
 
-    def _begun(self, ids: list[int]) -> list[int]:
-        """Return ids that begin exactly once with the tokens that the tokenizer adds before a text, such as BOS."""
+    def _with_prefix(self, ids: list[int]) -> list[int]:
+        """Return ``ids`` with the tokens that the tokenizer adds before a text, such as BOS, once at the start."""
         bos = self.tokenizer.bos_token_id
         prefix, start = self._prefix or [bos], 0
         while ids[start : start + len(prefix)] == prefix:
@@ -303,14 +319,14 @@ class ChatTokenizer:
         return self.tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def response_text(self, ids: Iterable[int]) -> str:
-        """Return the text of a response, including the :attr:`opening` at the end of its prompt."""
+        """Return the text of a response, preceded by the :attr:`opening` with which its prompt ends."""
         return self.opening + self.decode(ids)
 
     def continuation(self, response: str) -> str:
         """Return the part of a response that a model samples: without the :attr:`opening`, which is in the prompt.
 
         Raises:
-            ValueError: If the response does not begin with it.
+            ValueError: If the response does not begin with the :attr:`opening`.
         """
         tag = self.opening.strip()
         if not response.lstrip().startswith(tag):
@@ -321,17 +337,17 @@ class ChatTokenizer:
         return response.lstrip()[len(tag) :].removeprefix(self.opening.lstrip()[len(tag) :]) if tag else response
 
     def stop_ids(self, stop_text: str | None = None) -> set[int]:
-        """Return the tokens that end a response: the ends of a turn, and ``stop_text`` if that is a single token."""
+        """Return the tokens that end a response: the end-of-turn tokens, and ``stop_text`` if it is a single token."""
         token = None if stop_text is None else self._token_of(stop_text)
         return self._end_ids if token is None else self._end_ids | {token}
 
     def stops(self, stop_text: str | None = None) -> Callable[[Sequence[int]], bool] | None:
         """Return a function that tells whether the last token of a response completes ``stop_text``.
 
-        Returns None if :meth:`stop_ids` are sufficient: without a stop text, or if it is an added token. Otherwise the
-        tokenizer may write it with several tokens, merge its last character with the following text, or split a
-        character among tokens. So the function decodes the last tokens, one for each byte of ``stop_text``, and more
-        if these have less text or begin within a character.
+        Returns None if :meth:`stop_ids` are sufficient: if there is no stop text, or it is an added token. Otherwise
+        the tokenizer may encode it as several tokens, merge its last character with the following text, or split a
+        character into several tokens. So the function decodes the last tokens, a few more than ``stop_text`` has bytes.
+        It decodes more if their text is shorter than ``stop_text`` or begins with a part of a character.
         """
         if stop_text is None or self._token_of(stop_text) in self.tokenizer.added_tokens_decoder:
             return None
@@ -343,7 +359,7 @@ class ChatTokenizer:
             size = least
             while True:
                 text = self.decode(ids[-size:])
-                if stop_text in text or size >= len(ids):  # a part of invalid bytes may match
+                if stop_text in text or size >= len(ids):  # the whole response decides
                     return stop_text in text and (size >= len(ids) or stop_text in self.decode(ids))
                 if not text.startswith("\ufffd") and len(self.decode(ids[-size:-1])) >= len(stop_text):
                     return False
@@ -352,7 +368,7 @@ class ChatTokenizer:
         return ends
 
     def ends(self, ids: Sequence[int], stop_text: str | None = None) -> bool:
-        """Return whether a response is complete: it ends with an end token, or its last token completes a stop text."""
+        """Return whether a response is complete: its last token is an end token or completes ``stop_text``."""
         stops = self.stops(stop_text)
         return bool(ids) and (ids[-1] in self.stop_ids(stop_text) or (stops is not None and stops(ids)))
 

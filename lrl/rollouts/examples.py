@@ -1,4 +1,4 @@
-"""Few-shot examples of prompts: single turns from episodes of an expert or of a data set."""
+"""Few-shot examples for prompts: single turns from episodes of an expert or of a data set."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def add_examples(policy: Actor, env: EnvFactory) -> None:
     """Add few-shot examples to the policy's prompt if it needs more than it has.
 
     Args:
-        policy: connected policy.
-        env: the environment of training, or of evaluation if the policy is not trained.
+        policy: policy whose codec is set; its prompt is replaced.
+        env: the training environment, or the evaluation environment if the policy is not trained.
 
     Raises:
         ValueError: If :func:`draw_examples` finds too few examples.
@@ -76,9 +76,12 @@ def draw_examples(
 
 
 def _played(env: EnvFactory, response_format: str, attempts: int) -> Generator[PastTurn]:
-    """Yield a random turn from each of ``attempts`` episodes of the expert.
+    """Yield a random turn from each of ``attempts`` episodes that the expert plays.
 
     If the environment has splits, the training split is played. The seeds differ from those of evaluations.
+
+    Raises:
+        ValueError: If the environment has no expert.
     """
     training_env = env.training_split()
     expert = ExpertActor(response_format=response_format)
@@ -105,7 +108,14 @@ def _played(env: EnvFactory, response_format: str, attempts: int) -> Generator[P
 
 
 def _stored(dataset_id: str, env: EnvFactory, response_format: str, attempts: int) -> Generator[PastTurn]:
-    """Yield a random turn from each of ``attempts`` episodes of a data set, written by the codec of ``env``."""
+    """Yield a random turn from each of ``attempts`` episodes of a data set, as texts of the codec of ``env``.
+
+    If there are fewer episodes than ``attempts``, they are used repeatedly. Episodes without demonstrated steps are
+    skipped.
+
+    Raises:
+        ValueError: If the data set cannot be read, or its spaces or actions differ from those of ``env``.
+    """
     download(dataset_id)
     reader, codec, render = DatasetReader(dataset_id), env.codec, get_response_format(response_format).render
     reader.check_spaces(*env.spaces, "prompt.examples_from")

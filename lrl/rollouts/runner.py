@@ -22,25 +22,26 @@ from lrl.types import Decisions, History, RandomKeys, SamplingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Holds one turn of some environments; arrays are ``(row,)``."""
+    """One turn in some environments; all arrays have the shape ``(row,)``, one entry per environment."""
 
     rows: np.ndarray
     """Indices of the environments that took the turn, int64, ascending."""
     observations: Sequence[Any]
-    """Observations before the turn."""
+    """Observations before the turn, one per row."""
     decisions: Decisions
+    """Actions of the rows, and what the actor recorded with them."""
     rewards: np.ndarray
-    """float64."""
+    """Rewards of the turn, float64."""
     terminated: np.ndarray
-    """bool."""
+    """Whether the environment terminated the episode, bool."""
     truncated: np.ndarray
-    """bool; by the environment or by ``max_turns``."""
+    """Whether the environment or ``max_turns`` truncated the episode, bool."""
     turn: np.ndarray
     """Index of the turn in its episode, int64."""
     episode_return: np.ndarray
     """Undiscounted return of the episode up to and including this turn, float64."""
     infos: Mapping[str, np.ndarray]
-    """Infos of the environments, by name."""
+    """Infos of the environments after the turn, by name."""
 
     @property
     def ended(self) -> np.ndarray:
@@ -53,7 +54,7 @@ class EnvRunner:
     """Plays vectorised environments and stores the state of their current episodes.
 
     Args:
-        actor: actor that decides.
+        actor: actor that chooses the actions.
         envs: vectorised environments with ``AutoresetMode.DISABLED``. A reset with a mask must return the current
             observations of the other environments unchanged, as Gymnasium's own vectorised environments do. If ``envs``
             has an attribute ``idle``, environments marked there are not stepped. If it has a true attribute
@@ -63,9 +64,9 @@ class EnvRunner:
     Attributes:
         observations: the current observation of each environment.
         memory: the actor's history of each current episode.
-        lengths: turns of each current episode, int64 ``(env,)``.
+        lengths: number of turns so far in each current episode, int64 ``(env,)``.
         seeds: seed of each current episode, int64 ``(env,)``.
-        returns: undiscounted return of each current episode, float64 ``(env,)``.
+        returns: undiscounted return so far of each current episode, float64 ``(env,)``.
         ended: environments whose episode has ended, bool ``(env,)``; at first all of them.
 
     Raises:
@@ -98,7 +99,8 @@ class EnvRunner:
             seeds: seed for each environment, int64 ``(env,)``.
             episodes: number of the episode that each environment plays, int64 ``(env,)``, which is passed as
                 ``options["episode"]``.
-            noise_seeds: seeds of the transitions, int64 ``(env,)``; None derives them from ``seeds``.
+            noise_seeds: seeds of the random transitions, int64 ``(env,)``; None lets the environments derive them from
+                ``seeds``.
             idle: environments that are not reset if ``envs`` supports it, bool ``(env,)``; None resets all.
         """
         ended = self.ended if idle is None or not self._can_idle else self.ended & ~idle
@@ -135,7 +137,7 @@ class EnvRunner:
         sampling: SamplingConfig | None = None,
         max_turns: int | None = None,
     ) -> Step:
-        """Let the actor decide once in some environments, and step.
+        """Let the actor choose one action for each of some environments, and step these environments.
 
         Args:
             keys: keys of the random numbers of the rows.
@@ -165,15 +167,15 @@ class EnvRunner:
     def step(
         self, actions: Sequence[Any], rows: np.ndarray, max_turns: int | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Mapping[str, Any]]:
-        """Step all environments whose episode has not ended; those without an action take the first one.
+        """Step all environments whose episode has not ended; those not in ``rows`` take the first action.
 
         Args:
             actions: one text or native action per row.
             rows: indices of the environments of the actions, int64 ``(row,)``.
-            max_turns: number of turns after which episodes are truncated.
+            max_turns: number of turns after which episodes are truncated; None uses only the limit of the environment.
 
         Returns:
-            Rewards, terminated and truncated, each ``(env,)``, and infos.
+            Rewards, terminated and truncated, each ``(env,)``, and the infos of the environments by name.
         """
         given = actions
         if len(rows) < self.num_envs:
@@ -195,7 +197,11 @@ class EnvRunner:
         return rewards, terminated, truncated, infos
 
     def _check(self, observations: Any, rewards: np.ndarray | None = None) -> None:
-        """Raise if a number is not finite."""
+        """Check that all numbers are finite.
+
+        Raises:
+            EnvironmentFailedError: If one is not.
+        """
         space = self.envs.single_observation_space
         check_batch(space, self._name, self.seeds, self.lengths, observations, rewards)
 

@@ -151,7 +151,7 @@ def test_one_sentence_says_why_the_tokens_of_past_turns_are_computed_again(folde
     template = tmp_path / "template.jinja"
     template.write_text(CHATML.replace("<|im_start|>assistant", "<|im_start|>assistant UP"))
     policy_of(kind, folder, chat_template=str(template))
-    assert caplog.text.count("template.jinja', which writes the turn before in other tokens than its prompt") == 1
+    assert caplog.text.count("template.jinja', which encodes a past turn with other tokens than the prompt of") == 1
 
 
 def stacked(decisions):

@@ -71,7 +71,7 @@ def test_an_architecture_without_kernels_is_named(liger):
     vars(sys.modules[_MODULES[-1]])["MODEL_TYPE_TO_APPLY_LIGER_FN"] = {"gemma": None}
     model = model_of(liger_kernels=True)
     model.configure()
-    with pytest.raises(ValueError, match="has none for the architecture 'llama'; it must be false"):
+    with pytest.raises(ValueError, match="has no kernels for the architecture 'llama'; it must be false"):
         fuse(model)
 
 
