@@ -177,11 +177,15 @@ class TRPOModule(GradientModule):
         for name, value in (figures | {"kl": search.kl}).items():
             self.record(f"train/{name}", torch.tensor(float(value)))
 
+    def passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
+        """Divide turns among forward passes, by ``chunk_size`` or by :meth:`Policy.passes`."""
+        if self.chunk_size is None:
+            return self.policy.passes(batch, gradient)
+        return [*torch.arange(len(batch), device=batch.response_mask.device).split(self.chunk_size)]
+
     def _chunks(self, batch: TurnBatch) -> list[TurnBatch]:
-        """Split a batch into one part per forward pass, by ``chunk_size`` or by :meth:`Policy.passes`."""
-        if self.chunk_size is not None:
-            return batch.split(self.chunk_size)
-        passes = self.policy.passes(batch, gradient=True)
+        """Return the turns of each forward pass."""
+        passes = self.passes(batch)
         return [batch] if len(passes) == 1 else [batch[turns] for turns in passes]
 
     def _surrogate(self, chunk: TurnBatch) -> tuple[Tensor, Distribution, TokenLoss]:

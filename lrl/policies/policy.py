@@ -190,7 +190,7 @@ class Policy(Actor):
         """True if :meth:`complete`, not :meth:`act`, computes the log-probabilities that a collection is trained on."""
         return False
 
-    def complete(self, rollout: Rollout, minibatches: Sequence[Tensor]) -> Rollout:
+    def complete(self, rollout: Rollout, passes: Sequence[Tensor]) -> Rollout:
         """Return a collection with the log-probabilities, and the values, of the passes of the first updates.
 
         Called at the end of a collection if :attr:`defers_logprobs`. Then the turns of an episode share their tokens.
@@ -198,18 +198,16 @@ class Policy(Actor):
 
         Args:
             rollout: the collection.
-            minibatches: indices of the turns of each minibatch of the first pass over it, int64 ``(turn,)``.
+            passes: indices of the turns of each pass, int64 ``(turn,)``; every turn is in one pass.
         """
         self.end_episodes()  # frees memory
-        turns, places, found = rollout.turns(), list[Tensor](), list[Tensor]()
+        turns, found = rollout.turns(), list[Tensor]()
         with without_gradient(self):
-            for members in (some.to(turns.response_mask.device) for some in minibatches if len(some)):
-                for part in (members[some] for some in self.passes(turns[members], gradient=True)):
-                    out, mask = self.evaluate(turns[part]), turns.response_mask[part]
-                    outputs = [out.logprobs] if out.values is None else [out.logprobs, out.values]
-                    found.append(torch.stack([at_least_float32(one) * mask for one in outputs]))
-                    places.append(part)
-        logprobs, *values = torch.cat(found, dim=1)[:, torch.argsort(torch.cat(places))]
+            for part in (turns[members] for members in passes):
+                out = self.evaluate(part)
+                outputs = [out.logprobs] if out.values is None else [out.logprobs, out.values]
+                found.append(torch.stack([at_least_float32(one) * part.response_mask for one in outputs]))
+        logprobs, *values = torch.cat(found, dim=1)[:, torch.argsort(torch.cat(list(passes)))]
         rollout = rollout.to(logprobs.device)
         changes = {"values": rollout.unflatten(values[0])} if values else {}
         return rollout.replace(logprobs=rollout.unflatten(logprobs), **changes)

@@ -27,7 +27,7 @@ from lrl.functional.random import seeds
 from lrl.policies.policy import Policy
 from lrl.registry import register
 from lrl.rollouts.runner import EnvRunner, Step
-from lrl.types import History, PastTurn, RandomKeys, Rollout
+from lrl.types import History, PastTurn, RandomKeys, Rollout, TurnBatch
 
 if TYPE_CHECKING:
     from lrl.training.gradient_module import GradientModule
@@ -106,8 +106,7 @@ class VectorEnvRollouts(L.Callback):
             with trainer.precision_plugin.forward_context(), unsharded(pl_module), pl_module.interruption.abandonable():
                 rollout = self._collector(pl_module, plan, trainer.world_size).collect(plan)
                 if pl_module.policy.defers_logprobs:
-                    first = data.first_pass(plan.collection, rollout.turns())
-                    rollout = pl_module.policy.complete(rollout, first)
+                    rollout = pl_module.policy.complete(rollout, self._first_passes(pl_module, rollout.turns()))
                 return rollout
 
         rollout = pl_module.interruption.attempt(play)
@@ -122,6 +121,12 @@ class VectorEnvRollouts(L.Callback):
             totals = torch.tensor([rollout.num_turns, ends, int(rollout.response_mask.sum())], device=pl_module.device)
             data.tick(*trainer.strategy.reduce(totals.double(), reduce_op="sum").tolist())
             record_rollout(pl_module, rollout, seconds)
+
+    def _first_passes(self, module: GradientModule, turns: TurnBatch) -> list[Tensor]:
+        """Return the turns of each forward pass of the first updates on a collection, int64 ``(turn,)``."""
+        device = turns.response_mask.device
+        minibatches = [part.to(device) for part in self.data.first_pass(module.current_epoch, turns) if len(part)]
+        return [part[some] for part in minibatches for some in module.passes(turns[part])]
 
     def _collector(
         self, module: GradientModule, plan: CollectionPlan, world_size: int

@@ -188,7 +188,7 @@ class GradientModule(PolicyModule, ABC):
                 tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens
             )
 
-        passes = self._passes(batch)
+        passes = self.passes(batch)
         if len(passes) == 1:
             tokens = self.loss(batch, self.policy.evaluate(batch, self.dropout_seed))
             loss = reduce(tokens, mask)
@@ -200,11 +200,15 @@ class GradientModule(PolicyModule, ABC):
         self._check_target_kl(tokens.metrics.get("train/approx_kl"))
         return loss
 
-    def _passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
-        """Split a minibatch into passes of bounded memory, each forward and, with ``gradient``, backward.
+    def passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
+        """Return the turns of each forward pass over a minibatch, int64 ``(turn,)``; the memory of a pass is bounded.
 
         Dropout and distributions need a single pass. So do sharded weights, because all ranks must make the same number
         of passes.
+
+        Args:
+            batch: a minibatch.
+            gradient: whether a backward pass follows each forward pass.
         """
         sharded = self._trainer is not None and shards_parameters(self.trainer.strategy)
         if self.dropout_seed is not None or self.policy.needs_distribution or sharded:
@@ -294,7 +298,7 @@ class GradientModule(PolicyModule, ABC):
             if len(sample) == 0:
                 no_op_loss(self.policy, sample)
                 return
-            for turns in self._passes(sample, gradient=False):
+            for turns in self.passes(sample, gradient=False):
                 part = sample[turns]
                 log_ratio = (self.policy.evaluate(part).logprobs - part.old_logprobs)[part.response_mask]
                 self.record("train/update_kl", log_ratio.exp() - 1 - log_ratio)

@@ -16,6 +16,8 @@ from lrl.lm.layouts import Turns, lay_out
 from lrl.lm.model import LanguageModel
 from lrl.policies.head import HeadPolicy
 from lrl.policies.scoring import ScoringPolicy
+from lrl.policies.text import TextPolicy
+from lrl.training import gradient_module
 from lrl.types import RandomKeys
 
 LOUD = {"num_hidden_layers": 8, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
@@ -137,3 +139,12 @@ def test_a_model_with_another_first_position_raises(tmp_path, dtype):
     folder = save_tiny_model(tmp_path / "roberta", "roberta", is_decoder=True, type_vocab_size=1)
     with pytest.raises(ValueError, match="a roberta, which does not number the positions of a text 0, 1, ...;"):
         LanguageModel(LanguageModelConfig(name=folder, dtype=dtype)).configure()
+
+
+@pytest.mark.slow
+def test_the_first_ratio_is_one_if_only_the_update_makes_a_single_pass(loud, tmp_path, monkeypatch):
+    monkeypatch.setattr(gradient_module, "shards_parameters", lambda strategy: True)
+    monkeypatch.setattr(TextPolicy, "passes", lambda self, batch, gradient=False: [*torch.arange(len(batch)).split(2)])
+    trainer = make_trainer(tmp_path, enable_checkpointing=False, max_epochs=1, precision="bf16-true")
+    trainer.fit(grpo(loud, "all"), datamodule=rollout_data("episodes", num_epochs=1))
+    assert trainer.logger.rows[0][1]["train/ratio_error"] == 0
