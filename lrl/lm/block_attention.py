@@ -90,7 +90,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Any]:

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from tiny_architectures import folder_of, load, turns
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import AttentionInterface
 
 from lrl.functional.distributions import Categorical
 from lrl.lm import block_attention, layouts
@@ -35,6 +37,13 @@ def test_short_rows_and_single_paths_are_not_divided():
     assert divide(torch.full((1, 256), 255), torch.float32) is None
     branches = torch.arange(32).repeat_interleave(32)[None] * 32 + 31
     assert divide(branches, torch.float32) is not None
+
+
+def test_a_kernel_may_be_called_without_mask():
+    kernel = AttentionInterface().get_interface("sdpa", sdpa_attention_forward)
+    module, states = torch.nn.Module(), torch.randn(1, 2, 3, 4)
+    found = kernel(module, states, states, states, is_causal=True)[0]
+    torch.testing.assert_close(found, sdpa_attention_forward(module, states, states, states, None, is_causal=True)[0])
 
 
 def gradients(model, mask, inputs):
