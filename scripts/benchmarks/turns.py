@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -127,7 +128,8 @@ def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         if options.dtype == "float32":  # in 16 bits, the two sides sample different tokens
             assert math.isclose(sides.losses["shared"], sides.losses["alone"], rel_tol=1e-3, abs_tol=1e-5), sides.losses
         sliding = sides.run("sliding")
-        row |= {"name": f"{kind}, prompts of {sides.tokens:.0f} tokens", "losses": sides.losses, "sliding": sliding}
+        name = f"{Path(options.model).name}, {kind}, prompts of {sides.tokens:.0f} tokens"
+        row |= {"name": name, "losses": sides.losses, "sliding": sliding}
         row["ratio_errors"] = sides.ratio_errors
         row["ratio_to_sliding"] = statistics.median(row["ours"]) / sliding
         rows.append(row)
