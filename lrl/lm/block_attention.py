@@ -110,7 +110,8 @@ def attend(
         ``(row, column, head, size)``, and the kernel's weights, which are None for blocks.
     """
     blocks: Blocks | None = getattr(attention_mask, _ATTRIBUTE, None)
-    if blocks is None or query.shape[2] != key.shape[2]:
+    has_bias = kwargs.get("position_bias") is not None  # has one column per key of the whole row
+    if blocks is None or has_bias or query.shape[2] != key.shape[2]:
         return attention(module, query, key, value, attention_mask, *args, **kwargs)
     rows, heads, width, size = query.shape
     missing = -width % blocks.size

@@ -8,8 +8,8 @@ from transformers.modeling_utils import AttentionInterface
 
 from lrl.functional.distributions import Categorical
 from lrl.lm import block_attention, layouts
-from lrl.lm.block_attention import attend, divide
-from lrl.lm.layouts import in_subtree
+from lrl.lm.block_attention import attend, divide, with_blocks
+from lrl.lm.layouts import additive_mask, in_subtree
 
 TREE = torch.tensor([[9, 4, 4, 3, 4, 9, 7, 7, 9, 9, -1, -1], [5, 5, 3, 3, 5, 5, -1, -1, -1, -1, -1, -1]])
 
@@ -44,6 +44,16 @@ def test_a_kernel_may_be_called_without_mask():
     module, states = torch.nn.Module(), torch.randn(1, 2, 3, 4)
     found = kernel(module, states, states, states, is_causal=True)[0]
     torch.testing.assert_close(found, sdpa_attention_forward(module, states, states, states, None, is_causal=True)[0])
+
+
+def test_a_position_bias_is_added_to_whole_rows(small_blocks):
+    mask = with_blocks(additive_mask(in_subtree(TREE), torch.float32), TREE)
+    kernel = AttentionInterface().get_interface("sdpa", sdpa_attention_forward)
+    module, states, bias = torch.nn.Module(), torch.randn(2, 2, 12, 4), torch.randn(1, 2, 12, 12)
+    assert hasattr(mask, "lrl_blocks")
+    found = kernel(module, states, states, states, mask, position_bias=bias)[0]
+    wanted = sdpa_attention_forward(module, states, states, states, mask, position_bias=bias)[0]
+    torch.testing.assert_close(found, wanted)
 
 
 def gradients(model, mask, inputs):
