@@ -198,6 +198,7 @@ def test_another_command_runs(command, trained, datasets, tmp_path):
     command += " --episodes 4" if re.search("evaluate|success_table", command) else ""
     command += " --num_videos 1" if "--capture_video" in command else ""
     command += " --rows 300 --encoded_rows 128" if "benchmark.py demonstrations" in command else ""
+    command = command.replace("phases CONFIG", "phases configs/cartpole/ppo_mlp.yaml --collections 2")
     result = run_command(command, MINARI_DATASETS_PATH=datasets)
     assert result.returncode == 0, result.stderr
 

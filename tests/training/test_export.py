@@ -114,7 +114,7 @@ def test_an_adapter_that_could_not_be_loaded_raises_before_training(folder, tmp_
     for key in ("random_init", "ordered_numbers", "number_tokens"):
         with pytest.raises(ValueError, match=f"{key} is true"):
             fit(tmp_path, folder, model={"lora": LORA, key: True})
-    with pytest.raises(ValueError, match="first_layers is 1, so .*; it must be null, or lora null"):
+    with pytest.raises(ValueError, match="first_layers is 1, which changes .*; it must be null, or lora null"):
         fit(tmp_path, folder, model={"lora": LORA, "first_layers": 1})
     whole = grpo(folder)
     whole.configure_model()
