@@ -93,6 +93,7 @@ def test_at_temperature_0_the_exact_success_needs_few_requests(server, capsys):
     assert in_all["requests"] + in_all["cached"] == in_all["asked"] + in_all["further_responses"] + 11
 
 
+@pytest.mark.slow
 def test_retries_of_invalid_responses_may_be_off(server, capsys):
     code, _ = evaluated(server, capsys, "--invalid_retries 0")
     report = json.loads(Path("report.json").read_text())

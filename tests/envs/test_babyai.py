@@ -224,7 +224,7 @@ def test_advice_comes_with_the_text_in_this_process_and_from_others() -> None:
     assert traces[0] == traces[1]
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_native_observations_contain_the_missions(vectorization) -> None:
     env = GymnasiumEnvs(level_id("GoTo"), vectorization=vectorization).make(2, None)
     alone = level("GoTo")

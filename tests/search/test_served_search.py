@@ -102,7 +102,7 @@ def test_an_unavailable_server_ends_the_run_with_one_sentence_and_the_run_can_be
         assert module.trials == trials and len(server.bodies) == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_interrupts_retries_and_the_search_resumes_with_the_same_proposals(
     trials, number, tmp_path, monkeypatch
 ):
