@@ -27,9 +27,8 @@ Departures from the paper:
    divergence. This is cheaper than differentiating the divergence twice, which
    ``natural_gradient.product: double_backward`` does.
 5. The critic is fitted to lambda returns by L-BFGS, starting from its current weights, or by minibatches of Adam.
-6. If an episode continues in the next collection, the value of the next state replaces later rewards; the episode is
-not
-   dropped.
+6. If an episode continues in the next collection, the value of the next state replaces later rewards; the episode
+   is not dropped.
 7. ``schedule`` can decrease ``max_kl`` over the run.
 8. Advantages are scaled to standard deviation 1, an entropy bonus can be added, and a step must achieve a tenth of the
    improvement that the gradient predicts (the paper accepts any improvement).
