@@ -70,6 +70,7 @@ class RewardModelModule(RunModule):
             raise ValueError(f"model.hidden_sizes is {list(hidden_sizes)}; it must be one or more positive sizes.")
         self.hidden_sizes, self.members, self.dropout = tuple(hidden_sizes), members, dropout
         self.optimizer = optimizer
+        optimizer.require_fixed_rate()
         self._configured = False
 
     def loss(self, scores: Tensor, rewards: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
 
 _CHUNK = 256
 """Number of turns in one pass of a value network."""
-_MEASURED_SHARE, _MEASURED_TURNS = 1 / 8, (16, 64)
+_MEASURED_SHARE, _MEASURED_TURNS = 1 / 8, (16, 256)
 """Share of a collection's turns on which ``train/update_kl`` is measured, and the minimum and maximum number."""
 
 
@@ -284,24 +284,30 @@ class GradientModule(PolicyModule, ABC):
 
     @torch.no_grad()
     def _measure_update(self) -> None:
-        """Record ``train/update_kl`` after the last minibatch of a collection; all ranks must call it.
+        """Record ``train/update_kl`` after the last minibatch of a collection, and adapt the learning rate to it.
 
         Like ``train/approx_kl`` it is ``r - 1 - log r`` at the sampled tokens, but with the weights after the last
         optimiser step of the collection, while ``train/approx_kl`` is evaluated before each step and is 0 at first. It
-        is computed without gradient on a random sample of at most as many turns as a minibatch has.
+        is computed without gradient on a random sample of at most as many turns as a minibatch has. All ranks must call
+        this method.
         """
         data = self.run_data
         if not isinstance(data, RolloutDataModule):
             return
-        sample = data.sample(_MEASURED_SHARE, *_MEASURED_TURNS)
+        sample, kl = data.sample(_MEASURED_SHARE, *_MEASURED_TURNS), torch.zeros(0, device=self.device)
         with self.trainer.precision_plugin.forward_context():
             if len(sample) == 0:
                 no_op_loss(self.policy, sample)
-                return
-            for turns in self.passes(sample, gradient=False):
+            for turns in self.passes(sample, gradient=False) if len(sample) else ():
                 part = sample[turns]
                 log_ratio = (self.policy.evaluate(part).logprobs - part.old_logprobs)[part.response_mask]
-                self.record("train/update_kl", log_ratio.exp() - 1 - log_ratio)
+                kl = torch.cat([kl, log_ratio.exp() - 1 - log_ratio])
+        self.record("train/update_kl", kl)
+        if self.optimizer.update_kl is not None:
+            total, count = self.reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
+            for group in self.trainer.optimizers[0].param_groups:
+                group["lr"] = self.optimizer.adapted(group["lr"], total / max(count, 1))
+                self.record("train/lr", kl.new_tensor([group["lr"]]))
 
     # -- callbacks and weights --------------------------------------------------------------------------------------
 
@@ -376,8 +382,11 @@ class GradientModule(PolicyModule, ABC):
         """Reject FSDP1, under which each rank sees only a part of the gradient's norm, and enable fused kernels.
 
         Raises:
-            ValueError: If the strategy is FSDP1, or fused kernels are not available for the model.
+            ValueError: If the strategy is FSDP1, if fused kernels are not available for the model, or if the learning
+                rate is to be adapted to the divergence but nothing is sampled.
         """
+        if not isinstance(self.run_data, RolloutDataModule):
+            self.optimizer.require_fixed_rate()
         if isinstance(self.trainer.strategy, FSDPStrategy):
             raise ValueError(
                 "trainer.strategy is 'fsdp'; it must be lightning.pytorch.strategies.ModelParallelStrategy (FSDP2)."

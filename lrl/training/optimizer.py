@@ -28,11 +28,39 @@ class OptimizerConfig:
     run."""
     warmup: HalfOpenUnitInterval = 0.0
     """Share of the run over which the learning rate rises from zero."""
+    update_kl: PositiveFloat | None = None
+    """Divergence KL(old || new) of the update of one collection, in nats per token, to which the learning rate is
+    adapted as in arXiv:2109.11978: after an update with more than twice this divergence the learning rate is divided by
+    1.5, and after one with less than half of it multiplied by 1.5. Null does not adapt it."""
     factory: OptimizerFactory | None = None
     """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.optimizer")
+        if self.update_kl is not None and (self.schedule != "constant" or self.warmup):
+            raise ValueError(
+                f"model.optimizer.update_kl is {self.update_kl}, but the learning rate has a schedule; "
+                "model.optimizer.schedule must be constant and model.optimizer.warmup 0."
+            )
+
+    def require_fixed_rate(self) -> None:
+        """Check that the learning rate is not adapted, for training without rollouts.
+
+        Raises:
+            ValueError: If ``update_kl`` is set.
+        """
+        if self.update_kl is not None:
+            raise ValueError(
+                f"model.optimizer.update_kl is {self.update_kl}; it must be null, because only rollouts have a "
+                "divergence from the policy that sampled."
+            )
+
+    def adapted(self, lr: float, kl: float) -> float:
+        """Return the learning rate after an update with the learning rate ``lr`` and the divergence ``kl`` in nats."""
+        assert self.update_kl is not None
+        if kl > 2 * self.update_kl:
+            return lr / 1.5
+        return lr * 1.5 if kl < self.update_kl / 2 else lr
 
     def make(self, groups: list[dict[str, Any]], total_steps: float, fused: bool) -> Any:
         """Return the optimiser, with its schedule if it has one, in the format of ``configure_optimizers``.

@@ -158,6 +158,11 @@ def test_a_run_resumed_between_passes_ends_bit_identical(folder, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_learning_rate_that_is_adapted_to_the_divergence_raises(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"model\.optimizer\.update_kl is 0\.01; it must be null"):
+        fit(sft(folder, optimizer={"schedule": "constant", "warmup": 0.0, "update_kl": 0.01}), tmp_path, max_epochs=1)
+
+
 def test_metrics_are_logged_per_pass_or_as_often_as_asked_with_the_clocks(folder, tmp_path):
     per_pass = fit(sft(folder), tmp_path, max_epochs=2)
     assert logged(per_pass, "clock/optimizer_steps") == [5, 10]

@@ -8,9 +8,11 @@ from network_runs import network as mlp
 from tiny_runs import batch_of, grpo, make_trainer, network, on_two_ranks, rollout_data, save_tiny_model
 
 from lrl.algorithms.grpo import GRPOModule
+from lrl.algorithms.reward_model import RewardModelModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.metrics import MetricMeans
+from lrl.training.optimizer import OptimizerConfig
 
 
 @pytest.fixture
@@ -165,6 +167,49 @@ def test_the_update_is_measured_too_if_a_limit_ends_the_run_within_a_collection(
     trainer = make_trainer(tmp_path, max_epochs=2, max_steps=3)
     trainer.fit(module, datamodule=data)
     assert measured == [0, 1] and all(row["train/update_kl"] > 0 for _, row in trainer.logger.rows)
+
+
+# -- a learning rate that is adapted to the update ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kl", "rate"), [(0.0, 0.3), (0.0049, 0.3), (0.0051, 0.2), (0.0199, 0.2), (0.0201, 0.2 / 1.5), (1.0, 0.2 / 1.5)]
+)
+def test_the_learning_rate_falls_after_large_updates_and_rises_after_small_ones(kl, rate):
+    assert OptimizerConfig(update_kl=0.01).adapted(0.2, kl) == pytest.approx(rate)
+
+
+def test_a_run_adapts_its_learning_rate_to_each_measured_update_and_keeps_it_when_it_resumes(tmp_path):
+    def run(folder, max_epochs, ckpt_path=None):
+        folder = tmp_path / folder
+        module = network(tmp_path, optimizer={"lr": 1e-2, "schedule": "constant", "update_kl": 1e-3})
+        trainer = make_trainer(folder, max_epochs=max_epochs, enable_checkpointing=False)
+        data = rollout_data("network", num_epochs=2, num_minibatches=2)
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
+        trainer.save_checkpoint(folder / "end.ckpt")
+        return [row for _, row in trainer.logger.rows], trainer.optimizers[0].param_groups[0]["lr"]
+
+    rows, last = run("whole", 4)
+    expected = 1e-2
+    for row in rows:
+        expected = OptimizerConfig(update_kl=1e-3).adapted(expected, row["train/update_kl"])
+        assert row["train/lr"] == pytest.approx(expected)
+    assert last == pytest.approx(expected) and len({row["train/lr"] for row in rows}) > 1
+    run("parts", 2)
+    resumed, resumed_last = run("parts", 4, ckpt_path=tmp_path / "parts" / "end.ckpt")
+    assert resumed_last == last and [row["train/lr"] for row in resumed] == [row["train/lr"] for row in rows[2:]]
+
+
+def test_a_learning_rate_with_a_schedule_or_without_rollouts_cannot_be_adapted(tmp_path):
+    with pytest.raises(ValueError, match=r"model\.optimizer\.schedule must be constant"):
+        OptimizerConfig(update_kl=0.01, schedule="linear")
+    with pytest.raises(ValueError, match=r"model\.optimizer\.warmup 0"):
+        OptimizerConfig(update_kl=0.01, warmup=0.1)
+    with pytest.raises(ValueError, match="only rollouts"):
+        RewardModelModule(optimizer=OptimizerConfig(update_kl=0.01))
+
+
+# -- the limit of the divergence within a collection -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("target_kl", "stops"), [(0.15, True), (0.25, False)])
