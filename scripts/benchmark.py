@@ -25,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: command-line arguments; None means ``sys.argv[1:]``.
     """
+    for name in ("lightning.pytorch", "lightning.fabric", "transformers", "trl", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # before they are imported, because bitsandbytes logs on import
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subparsers = parser.add_subparsers(dest="benchmark", required=True)
     files = Path(__file__).with_name("benchmarks").glob("*.py")
@@ -45,8 +47,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         time.perf_counter = time.process_time
     warnings.filterwarnings("ignore")
     disable_progress_bar()
-    for name in ("lightning.pytorch", "lightning.fabric", "transformers", "trl", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
     for report in modules[options.benchmark].main(options):
         if options.json is not None:
             settings = {name: value for name, value in vars(options).items() if name not in ("benchmark", "json")}

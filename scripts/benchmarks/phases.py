@@ -70,6 +70,19 @@ class Clock:
         setattr(owner, name, outer)
 
 
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Discard what is written to standard error, where the profiler prints that it starts and stops."""
+    before, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(null)
+
+
 class Collections(L.Callback):
     """Ends a measurement at the start of each collection but the first."""
 
@@ -83,13 +96,15 @@ class Collections(L.Callback):
         """Keep what was measured; under the profiler the next collection."""
         self.clock.switch()
         if self.profiler is not None:
-            self.profiler.stop()
+            with quiet_stderr():
+                self.profiler.stop()
         rollout = trainer.datamodule.rollout  # pyright: ignore[reportAttributeAccessIssue]
         row = {"turns": rollout.num_turns, "tokens": int(rollout.response_mask.sum()), **self.clock.seconds}
         self.rows.append(row)
         if len(self.rows) == self.profiled:
             self.profiler = profile(activities=[ProfilerActivity.CPU])
-            self.profiler.start()
+            with quiet_stderr():
+                self.profiler.start()
         self.wall = dict(self.clock.wall)
         self.clock.since = time.process_time(), time.perf_counter()
         self.clock.seconds.clear()

@@ -31,6 +31,9 @@ from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate
 from lrl.types import SamplingConfig
 
+KINDS = ("writing", "choosing")
+"""How a policy acts: it writes its action, or chooses among the legal actions."""
+
 
 class Clock(L.Callback):
     """Measures the seconds of a collection and its update."""
@@ -65,7 +68,11 @@ class Sides:
             window["history"] = options.history - options.history_block + 1
         prompt = PromptTemplate(response_format="direct", system="", **window)
         lora = LoRAConfig(r=16, alpha=32, last_layers=options.last_layers) if options.last_layers else None
-        sharing: dict[str, Any] = {} if side == "shared" else {"share_prompts": False, "prompt_cache_mb": 0}
+        # Without share_prompts, a choosing policy has one row per legal action. With pack_tokens 1 it has one row per
+        # turn, because rows are widened to the length of a turn.
+        sharing: dict[str, Any] = {} if side == "shared" else {"prompt_cache_mb": 0}
+        if side != "shared" and self.kind == "writing":
+            sharing["share_prompts"] = False
         model = LanguageModelConfig(
             name=options.model, chat_template=options.chat_template, dtype=options.dtype, lora=lora, **sharing
         )
@@ -74,7 +81,7 @@ class Sides:
         if self.kind == "writing":
             policy = TextPolicy(model, prompt, SamplingConfig(max_new_tokens=options.max_new_tokens), **common)
         else:
-            policy = ScoringPolicy(model, prompt, **common)
+            policy = ScoringPolicy(model, prompt, pack_tokens=None if side == "shared" else 1, **common)
         env = GymnasiumEnvs(options.env_id, max_episode_steps=options.steps)
         data = RolloutDataModule(
             env,
@@ -114,13 +121,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--history", type=int, default=15, help="largest number of past turns in a prompt")
     parser.add_argument("--history_block", type=int, default=11, help="past turns that leave the prompt together")
     parser.add_argument("--max_new_tokens", type=int, default=6)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="how the policy acts")
     parser.add_argument("--repeats", type=int, default=5)
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Compare writing and choosing."""
     rows = []
-    for kind in ("writing", "choosing"):
+    for kind in options.kinds:
         sides = Sides(options, kind)
         row = compare(
             "", "turns", partial(sides.run, "shared"), partial(sides.run, "alone"), options.repeats, warm=True
