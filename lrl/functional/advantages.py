@@ -12,7 +12,7 @@ With one token per turn, :func:`turn_gae`, :func:`nested_gae` and :func:`token_g
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -35,6 +35,9 @@ class CreditConfig:
     """Discount per turn."""
     gae_lambda: ClosedUnitInterval = 0.95
     """GAE coefficient (lambda) per turn; 0 gives one-step targets from the value function, 1 sums all rewards."""
+    critic_lambda: ClosedUnitInterval | None = None
+    """GAE coefficient (lambda) per turn of the targets of the value function (decoupled GAE, arXiv:2503.01491). With 1,
+    a critic does not learn from its own predictions. Null uses ``gae_lambda``."""
     token_gamma: ClosedUnitInterval = 1.0
     """Discount per token inside a turn."""
     token_lambda: ClosedUnitInterval = 0.98
@@ -53,6 +56,11 @@ class CreditConfig:
                 raise ValueError(
                     f"model.credit.{name} is true; it must be false, because {self.kind} credit ignores it."
                 )
+        if self.critic_lambda is not None and self.kind == "bandit":
+            raise ValueError(
+                f"model.credit.critic_lambda is {self.critic_lambda}; it must be null, because bandit credit ignores "
+                "it."
+            )
 
     def estimate(self, rollout: Rollout, token_rewards: Tensor | None = None, reduce: Reduce | None = None) -> Credit:
         """Estimate the advantages of a rollout's tokens, and the targets of the value function.
@@ -71,6 +79,9 @@ class CreditConfig:
         assert values is not None
         token_rewards = torch.zeros_like(values) if token_rewards is None else token_rewards
         advantages, returns = estimators[self.kind](rollout, token_rewards, self)
+        if self.critic_lambda is not None:
+            critic = replace(self, gae_lambda=self.critic_lambda)
+            returns = estimators[self.kind](rollout, token_rewards, critic)[1]
         metrics = {
             "train/explained_variance": explained_variance(values[mask], returns[mask], reduce),
             "train/advantage_std": variance(advantages[mask], reduce).sqrt(),

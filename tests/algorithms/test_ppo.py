@@ -310,6 +310,8 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
             "model.optimizer.schedule is 'lineer'; it must be one of constant, linear, cosine",
         ),
         ({"credit": {"token_gamma": -1.0}}, "model.credit.token_gamma is -1.0"),
+        ({"credit": {"critic_lambda": 1.5}}, "model.credit.critic_lambda is 1.5"),
+        ({"credit": {"kind": "bandit", "critic_lambda": 1.0}}, "model.credit.critic_lambda is 1.0; it must be null"),
         (
             {"credit": {"kind": "token", "local_penalties": True}},
             "model.credit.local_penalties is true; it must be false",

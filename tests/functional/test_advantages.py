@@ -209,6 +209,26 @@ def test_by_hand():
     assert returns.flatten().tolist() == pytest.approx([0.625 + 0.25 * 1.75 + 0.5, 2.0])
 
 
+def test_the_critic_can_have_another_lambda_by_hand():
+    """With lambda 1 its targets are the discounted sums of rewards, and the advantages are those of the test above."""
+    turns = turns_of([[(1.0, [0.5], ""), (2.0, [0.25], "terminated")]], width=1)
+    for kind in ("turn", "token", "nested"):
+        credit = CreditConfig(gamma=0.5, gae_lambda=0.5, critic_lambda=1.0)
+        advantages, returns = assign_credit(kind, turns, credit)
+        assert advantages.flatten().tolist() == pytest.approx([0.625 + 0.25 * 1.75, 1.75])
+        assert returns.flatten().tolist() == pytest.approx([1 + 0.5 * 2, 2.0])
+
+
+@pytest.mark.parametrize("kind", ["turn", "token", "nested"])
+def test_the_lambda_of_the_critic_changes_its_targets_and_not_the_advantages(kind):
+    turns, actor = turns_of(random_columns(3)), CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA)
+    advantages, targets = assign_credit(kind, turns, replace(actor, critic_lambda=0.3))
+    torch.testing.assert_close(advantages, assign_credit(kind, turns, actor)[0], rtol=0, atol=0)
+    critic = assign_credit(kind, turns, replace(actor, gae_lambda=0.3))[1]
+    torch.testing.assert_close(targets, critic, rtol=0, atol=0)
+    assert (targets - assign_credit(kind, turns, actor)[1]).abs().max() > 0.01
+
+
 def test_a_perfect_constant_critic_leaves_no_advantage():
     """Infinitely many rewards of 1 have the value 1 / (1 - gamma), also in a truncated or unfinished episode."""
     worth = 1 / (1 - GAMMA)
