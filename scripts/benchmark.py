@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from benchmarks.timing import provenance
 from transformers.utils.logging import disable_progress_bar
 
 
@@ -26,7 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: command-line arguments; None means ``sys.argv[1:]``.
     """
     for name in ("lightning.pytorch", "lightning.fabric", "transformers", "trl", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # before they are imported, because bitsandbytes logs on import
+        logging.getLogger(name).setLevel(logging.ERROR)  # before the imports, on which bitsandbytes logs
+    from benchmarks.timing import provenance
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subparsers = parser.add_subparsers(dest="benchmark", required=True)
     files = Path(__file__).with_name("benchmarks").glob("*.py")

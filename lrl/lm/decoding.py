@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lrl.functional.distributions import tempered
 from lrl.lm.attention import compute_dtype
-from lrl.lm.forward import logits_of, without_gradient
+from lrl.lm.forward import logits_of, packed_weights, without_gradient
 from lrl.lm.layouts import Turns, additive_mask, lay_out, pad_prompts
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.lm.model import LanguageModel
@@ -135,7 +135,7 @@ class DecodeLoop:
         """
         model, tokenizer = self.language_model, self.language_model.tokenizer
         model.prepare_decoding(max(len(prompt) for prompt in prompts), sampling.max_new_tokens)
-        with without_gradient(model):
+        with without_gradient(model), packed_weights(model.model):
             return decode(
                 model.model,
                 prompts,

@@ -123,6 +123,7 @@ def fixed_batches(
     *,
     pasts: Sequence[int] | None = None,
     limit: int | None = None,
+    columns: int | None = None,
 ) -> Iterator[FixedBatch]:
     """Divide texts among batches of fixed shapes; every text is in one batch.
 
@@ -132,11 +133,12 @@ def fixed_batches(
         alone: returns whether texts with this shape of batch must be computed one by one, without padding.
         pasts: for each text, the number of tokens before it, whose keys and values are given; None means 0.
         limit: maximum width of a padded text; None sets no limit.
+        columns: maximum number of elements of a batch on a CPU; None selects a number that suits small models.
     """
     pasts = pasts or [0] * len(lengths)
     alike: dict[Shape, list[int]] = {}
     for text, (length, past) in enumerate(zip(lengths, pasts, strict=True)):
-        alike.setdefault(_shape(length, past, device, limit), []).append(text)
+        alike.setdefault(_shape(length, past, device, limit, columns), []).append(text)
     for shape, texts in alike.items():
         if shape.rows == 1 or alone(shape):
             yield from (FixedBatch([text], Shape(1, lengths[text], pasts[text])) for text in texts)
@@ -144,10 +146,11 @@ def fixed_batches(
             yield from (FixedBatch(texts[n : n + shape.rows], shape) for n in range(0, len(texts), shape.rows))
 
 
-def _shape(length: int, past: int, device: torch.device, limit: int | None) -> Shape:
+def _shape(length: int, past: int, device: torch.device, limit: int | None, columns: int | None) -> Shape:
     """Return the shape of the batch for a text with ``length`` tokens after ``past`` tokens."""
     width = padded(length) if limit is None else max(length, min(padded(length), limit))
-    rows = _COLUMNS.get(device.type, _COLUMNS_ELSEWHERE) // width
+    most = columns if columns is not None and device.type == "cpu" else _COLUMNS.get(device.type, _COLUMNS_ELSEWHERE)
+    rows = most // width
     if past:
         past = padded(past)
         rows = min(rows, _CACHED.get(device.type, _CACHED_ELSEWHERE) // (past + width))

@@ -30,6 +30,7 @@ from lrl.lm.forward import (
     has_dropout,
     logits_of,
     lower_parameters,
+    packed_weights,
     skipped,
     trained_layers,
     without_gradient,
@@ -41,6 +42,9 @@ PIECE = 64
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer: ``(head, token, size)`` for a text, ``(row, head, column, size)`` for a batch."""
+_BATCH_COLUMNS = 32
+"""Maximum number of tokens of a batch on a CPU. A pass of SmolLM2 has a fixed cost of 22 tokens, less than what larger
+batches compute for padding and unused rows."""
 _AT_ONCE = 2**13
 """Largest number of prompt tokens whose keys and values are in memory at the same time."""
 
@@ -251,7 +255,7 @@ class LowerLayers:
         handle = layers[self.depth - 1].register_forward_hook(lambda _, given, out: found.append(out))
         inner = bare(self.model).base_model
         try:
-            with without_gradient(inner), skipped(layers[self.depth :]):
+            with without_gradient(inner), packed_weights(layers[: self.depth]), skipped(layers[self.depth :]):
                 inner(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
         finally:
             handle.remove()
@@ -321,7 +325,8 @@ class LowerLayers:
         sizes, device = [len(text.ids) for text in texts], self._words.device
         attended = cache(partial(Continuation.attended, device=device))
         found: dict[int, tuple[Tensor, KeysAndValues]] = {}
-        for batch in fixed_batches(sizes, device, self._are_alone, pasts=lengths, limit=self._limit(lengths)):
+        shapes = {"limit": self._limit(lengths), "columns": _BATCH_COLUMNS}
+        for batch in fixed_batches(sizes, device, self._are_alone, pasts=lengths, **shapes):
             rows, (_, width, before) = batch.members, batch.shape
             ids = batch.rectangle([text.ids for text in texts], device)
             if not before:

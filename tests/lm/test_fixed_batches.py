@@ -50,6 +50,11 @@ def test_widths_and_rows_by_hand():
     assert batches == [([0, 2], (4, 24, 0)), ([1], (1, 300, 0)), ([3], (8, 16, 0))]
     together = fixed_batches([7, 8, 8], CPU, never, pasts=[70, 100, 79])
     assert [*together] == [([0, 2], (8, 8, 80)), ([1], (8, 8, 112))]  # of 11 and 8 rows that fit in 1,024 columns
+    assert [*fixed_batches([16, 17, 12], CPU, never, columns=32)] == [
+        ([0], (2, 16, 0)),
+        ([1], (1, 17, 0)),
+        ([2], (1, 12, 0)),
+    ]
     assert [batch.shape for batch in fixed_batches([9, 9], CPU, never, limit=9)] == [(1, 9, 0)] * 2
 
 
@@ -86,8 +91,8 @@ def test_texts_are_computed_together_unless_their_place_matters(folder, monkeypa
     seen = torch.ones_like(prompts, dtype=torch.bool)
     inputs = {"prompt_ids": prompts, "prompt_mask": seen, "response_ids": prompts[:, :2]}
     states = model.lay_out(inputs, seen[:, :2]).lower.states
-    assert shapes == ([(1, 6)] * 3 + [(1, 2)] * 3 if matters else [(16, 8), (32, 4)])
-    assert tried == [Shape(16, 8, 0), Shape(32, 4, 8)]
+    assert shapes == ([(1, 6)] * 3 + [(1, 2)] * 3 if matters else [(4, 8), (8, 4)])
+    assert tried == [Shape(4, 8, 0), Shape(8, 4, 8)]
     plain = load(folder, lora=LoRAConfig(r=2, last_layers=2), state_cache_mb=None)
     with torch.no_grad():
         text = torch.cat([prompts[1], prompts[1, :1]])[None]  # the last token of a response predicts nothing

@@ -1,0 +1,76 @@
+"""Weights in the memory layout of the kernel give the results of the plain weights, also after these change."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from tiny_architectures import load
+from torch import nn
+
+from lrl.lm import decoding
+from lrl.lm.forward import packed_weights
+from lrl.types import SamplingConfig
+
+pytestmark = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bfloat16 instructions"
+)
+
+
+def network(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).to(dtype)
+
+
+def is_packed(layer):
+    return "forward" in vars(layer)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [1, 4, 70])
+def test_results_are_those_of_plain_weights_also_after_a_change(rows):
+    model, states = network(), torch.randn(rows, 3, 64).bfloat16()
+    for _ in range(2):
+        plain = model(states)
+        with packed_weights(model):
+            assert is_packed(model[0]) and is_packed(model[2])
+            assert torch.allclose(model(states).float(), plain.float(), rtol=2e-2, atol=2e-2)
+        assert not is_packed(model[0])
+        model[0].weight.neg_()
+        model[0].bias.add_(1.0)
+        assert not torch.allclose(model(states).float(), plain.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_weights_are_packed_once(monkeypatch):
+    packed, reorder = [], torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: packed.append(weight) or reorder(weight)
+    )
+    model = network()
+    for _ in range(3):
+        with packed_weights(model):
+            pass
+    assert len(packed) == 2
+
+
+def test_other_data_types_autocast_and_weights_beyond_the_limit_stay_as_they_are(monkeypatch):
+    with packed_weights(model := network(torch.float32)):
+        assert not is_packed(model[0])
+    with torch.autocast("cpu", torch.bfloat16), packed_weights(model := network()):
+        assert not is_packed(model[0])
+    monkeypatch.setattr("lrl.lm.forward._PACKED_BYTES", 64 * 96 * 2)
+    with packed_weights(model := network()):
+        assert is_packed(model[0]) and not is_packed(model[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sampled_responses_are_those_of_plain_weights(folder, monkeypatch, temperature):
+    model = load(folder, dtype="bfloat16")
+    uniforms = torch.randint(-(2**62), 2**62, (6, 12), generator=torch.Generator().manual_seed(0))
+    prompts, sampling = [[4, 5, 6], [7, 8]] * 3, SamplingConfig(temperature=temperature, max_new_tokens=12)
+    loop = decoding.DecodeLoop(model, None)
+    packed = loop.generate(prompts, uniforms, sampling)
+    monkeypatch.setattr(decoding, "packed_weights", lambda model: nullcontext())
+    plain = loop.generate(prompts, uniforms, sampling)
+    assert torch.equal(packed.ids, plain.ids) and torch.equal(packed.mask, plain.mask)
+    assert torch.allclose(packed.logprobs, plain.logprobs, atol=2e-2)
