@@ -229,8 +229,8 @@ class SeparateEnvs(SyncVectorEnv):
         infos: list[Mapping[str, Any]] = [{}] * self.num_envs
         for row in np.flatnonzero(mask).tolist():
             self._env_obs[row], infos[row] = self.envs[row].reset(seed=seeds[row], options=options)
-        if not mask.all():
-            empty = empty_observation(self.single_observation_space)  # of copies that have never been reset
+        if any(observation is None for observation in self._env_obs):  # of copies that have never been reset
+            empty = empty_observation(self.single_observation_space)
             self._env_obs = [empty if one is None else one for one in self._env_obs]
         self.idle = self.idle & ~mask
         return self._batch(), self._infos(infos)
