@@ -92,8 +92,9 @@ class CollectionCheckpoint(Checkpoint):
         pl_module.interruption.check()
         loop = trainer.fit_loop
         ends = loop.epoch_loop._is_training_done or (trainer.should_stop and loop._can_stop_early)
-        validates = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)  # pyright: ignore[reportArgumentType]
-        overdue = self._is_overdue(self._began) and not validates  # a run resumed from here would skip the validation
+        overdue = self._is_overdue(self._began)
+        if overdue and loop.epoch_loop._should_check_val_fx(loop._data_fetcher):  # pyright: ignore[reportArgumentType]
+            overdue = False  # a run resumed from here would skip the validation
         self._ends_inside = ends and not trainer.is_last_batch
         if self._decided_by_rank_0(trainer, self._ends_inside or (overdue and not trainer.is_last_batch)):
             self.write(trainer, "last.ckpt")
