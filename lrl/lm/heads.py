@@ -27,6 +27,16 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiL
 """Activations by the name that configurations use."""
 
 
+class Layers(nn.Sequential):
+    """A sequence of layers without hooks: calling them would take a tenth of the time of a small network."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name in torch)
+        """Apply the layers to a tensor ``(..., size)``."""
+        for layer in self:
+            input = layer.forward(input)  # noqa: A001
+        return input
+
+
 def mlp(
     sizes: Sequence[int],
     activation: str = "relu",
@@ -64,7 +74,7 @@ def mlp(
             layers += [nn.BatchNorm1d(size_out)] if batch_norm else []
             layers += [ACTIVATIONS[activation]()]
             layers += [nn.Dropout(dropout)] if dropout else []
-    return nn.Sequential(*layers)
+    return Layers(*layers)
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
