@@ -62,8 +62,17 @@ def _state_after(purpose: str, counters: tuple[int, ...]) -> np.ndarray:
 
 def _fold(state: np.ndarray, counter: int | np.ndarray) -> np.ndarray:
     """Return the hash state after one more counter."""
-    bits = np.asarray(counter, dtype=np.int64).astype(np.uint64)
-    return _mix(state ^ _mix(bits + _GOLDEN)) + _GOLDEN
+    return _fold_mixed(state, _mixed(counter))
+
+
+def _mixed(counter: int | np.ndarray) -> np.ndarray:
+    """Return the part of :func:`_fold` that depends only on the counter."""
+    return _mix(np.asarray(counter, dtype=np.int64).astype(np.uint64) + _GOLDEN)
+
+
+def _fold_mixed(state: np.ndarray, mixed: np.ndarray) -> np.ndarray:
+    """Return the hash state after one more counter, given the result of :func:`_mixed`."""
+    return _mix(state ^ mixed) + _GOLDEN
 
 
 def seeds(purpose: str, *counters: int | np.ndarray) -> np.ndarray:
@@ -93,9 +102,26 @@ _BELOW_ONE = np.float32(1 - 2**-24)
 
 def token_bits(keys: RandomKeys, num_tokens: int) -> Tensor:
     """Return 64 random bits for each of the next tokens of each row, int64 ``(row, num_tokens)``."""
-    rows = (keys.env[:, None], keys.turn[:, None])
-    bits = counter_hash(keys.purpose, keys.seed, keys.collection, *rows, np.arange(num_tokens)[None])
+    # The hash of purpose, seed, collection, env, turn and token. What is equal in all turns of a collection is cached.
+    state = _state_of_rows(keys.purpose, keys.seed, keys.collection, keys.env.astype(np.int64).tobytes())
+    with np.errstate(over="ignore"):
+        state = _fold(state, keys.turn)[:, None]
+        bits = _mix(_fold_mixed(state, _mixed_tokens(num_tokens)))
     return torch.from_numpy(bits.view(np.int64))
+
+
+@lru_cache(maxsize=4)
+def _state_of_rows(purpose: str, seed: int, collection: int, env: bytes) -> np.ndarray:
+    """Return the hash state after the environment index of each row, uint64 ``(row,)``."""
+    with np.errstate(over="ignore"):
+        return _fold(_state_after(purpose, (seed, collection)), np.frombuffer(env, dtype=np.int64))
+
+
+@lru_cache(maxsize=64)
+def _mixed_tokens(num_tokens: int) -> np.ndarray:
+    """Return :func:`_mixed` of the indices of tokens, uint64 ``(1, num_tokens)``."""
+    with np.errstate(over="ignore"):
+        return _mixed(np.arange(num_tokens)[None])
 
 
 def token_uniforms(keys: RandomKeys, num_tokens: int) -> Tensor:

@@ -73,10 +73,11 @@ def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None)
         Token ids, int64 ``(sample,)``.
     """
     size = logprobs.shape[-1]
+    if size <= _SMALLEST_BLOCK:  # a single block
+        rates = logprobs.exp()
+        return ((rates if row is None else rates[row]) / exponentials(uniforms, size)).argmax(-1)
     if row is None:
         row = torch.arange(len(logprobs), device=logprobs.device)
-    if size <= _SMALLEST_BLOCK:  # a single block
-        return (logprobs.exp()[row] / exponentials(uniforms, size)).argmax(-1)
     block = max(_SMALLEST_BLOCK, 1 << (size.bit_length() // 2))
     rates = pad(logprobs.exp(), (0, -size % block)).unflatten(-1, (-1, block))
     of_blocks, of_tokens = exponentials(uniforms, rates.shape[1] + block).split([rates.shape[1], block], dim=-1)

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from lrl.functional.random import _exponentials_by_torch, counter_hash, exponentials, permutation, seeds, token_uniforms
+from lrl.functional.random import (
+    _exponentials_by_torch,
+    counter_hash,
+    exponentials,
+    permutation,
+    seeds,
+    token_bits,
+    token_uniforms,
+)
 from lrl.types import RandomKeys
 
 
@@ -44,6 +52,14 @@ def test_exponentials_are_a_splitmix_stream_of_mean_one():
     assert abs(np.corrcoef(numbers.numpy())[np.triu_indices(3, 1)]).max() < 0.03
     first = 0xE220A8397B1DCDAF  # SplitMix64's first output from seed 0
     assert numbers[0, 0].item() == pytest.approx(-np.log1p(-(first >> 11) * 2.0**-53), rel=1e-6)
+
+
+def test_the_bits_of_tokens_are_the_hash_of_all_counters():
+    env, turn = np.array([4, 0, 7]), np.array([1, 9, 1])
+    for collection in (0, 1, 0):  # the second time from the cache
+        keys = RandomKeys(seed=5, purpose="rollout", collection=collection, env=env, turn=turn)
+        expected = counter_hash("rollout", 5, collection, env[:, None], turn[:, None], np.arange(6)[None])
+        assert (token_bits(keys, 6).numpy().view(np.uint64) == expected).all()
 
 
 def test_exponentials_are_the_same_where_torch_computes_them():
