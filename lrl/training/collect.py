@@ -397,8 +397,10 @@ def final_values(policy: Policy, runner: EnvRunner, step: Step, last: bool = Fal
         last: whether it is the last turn of the rollout, which cuts all episodes that have not ended.
     """
     values = torch.zeros(len(step.rows), dtype=torch.float32)
+    if not policy.has_critic or not (last or step.truncated.any()):
+        return values
     cut = np.flatnonzero(~step.terminated & (step.truncated | last))
-    if len(cut) and policy.has_critic:
+    if len(cut):
         values[torch.from_numpy(cut)] = policy.state_values(*runner.seen(step.rows[cut])).float().cpu()
     return values
 
@@ -417,10 +419,16 @@ def stack_steps(
     Returns:
         A rollout whose tensors are ``(time, env, ...)``, zero where an environment took no turn.
     """
-    num_envs, decisions = len(group), [step.decisions for step in steps]
+    num_envs, decisions, rows = len(group), [step.decisions for step in steps], [step.rows for step in steps]
+    cells = np.repeat(np.arange(len(steps)), [len(envs) for envs in rows]), np.concatenate(rows)
 
     def stack(tensors: Sequence[Tensor]) -> Tensor:
-        return scatter([step.rows for step in steps], tensors, num_envs)
+        return scatter(rows, tensors, num_envs)
+
+    def stack_arrays(arrays: Sequence[np.ndarray]) -> Tensor:
+        out = np.zeros((len(steps), num_envs), arrays[0].dtype)
+        out[cells] = np.concatenate(arrays)
+        return torch.from_numpy(out)
 
     estimates = [decision.values for decision in decisions if decision.values is not None]
     return Rollout(
@@ -428,11 +436,11 @@ def stack_steps(
         response_mask=stack([decision.response_mask for decision in decisions]),
         logprobs=stack([decision.logprobs for decision in decisions]),
         values=stack(estimates) if estimates else None,
-        rewards=stack([torch.from_numpy(step.rewards).float() for step in steps]),
-        terminated=stack([torch.from_numpy(step.terminated) for step in steps]),
-        truncated=stack([torch.from_numpy(step.truncated) for step in steps]),
-        active=stack([torch.ones(len(step.rows), dtype=torch.bool) for step in steps]),
-        turn=stack([torch.from_numpy(step.turn) for step in steps]),
+        rewards=stack_arrays([step.rewards for step in steps]).float(),
+        terminated=stack_arrays([step.terminated for step in steps]),
+        truncated=stack_arrays([step.truncated for step in steps]),
+        active=stack_arrays([np.ones(len(envs), dtype=bool) for envs in rows]),
+        turn=stack_arrays([step.turn for step in steps]),
         group=torch.from_numpy(group),
         observations=[_spread(step.rows, [text_of(seen) for seen in step.observations], num_envs) for step in steps],
         responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
