@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
 from lrl.functional.distributed import all_gather_objects
@@ -111,3 +114,24 @@ def _add(totals: State, name: str, value: float, count: int) -> None:
     else:
         total, number = totals.get(name, (0.0, 0))
         totals[name] = total + value, number + count
+
+
+@rank_zero_only
+def log_row(logger: Logger, row: Mapping[str, float], step: int) -> None:
+    """Log a row of metrics; TensorBoard stores the whole row as one event.
+
+    Lightning's logger writes one event per metric, which takes 3% of the time of a run with a small network.
+
+    Args:
+        logger: a logger of the trainer.
+        row: metrics by name.
+        step: step of the row.
+    """
+    if type(logger) is not TensorBoardLogger:
+        logger.log_metrics(dict(row), step)
+        return
+    from torch.utils.tensorboard.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+    prefix = f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}" if logger._prefix else ""
+    values = [Summary.Value(tag=prefix + name, simple_value=value) for name, value in row.items()]
+    logger.experiment._get_file_writer().add_summary(Summary(value=values), step)

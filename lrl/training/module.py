@@ -33,7 +33,7 @@ from lrl.functional.distributed import all_gather_objects, drop_frozen, frozen_p
 from lrl.policies.policy import Policy
 from lrl.rollouts.examples import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
-from lrl.training.metrics import MetricMeans, State
+from lrl.training.metrics import MetricMeans, State, log_row
 from lrl.training.resume import check_settings, correct_loop_counters, read_whole, settings_of
 
 _NOTHING = nullcontext()  # shared, because it has no state
@@ -216,7 +216,7 @@ class RunModule(L.LightningModule, ABC):
         if self._trainer is not None and not self.trainer.sanity_checking:
             step = self.clocks.get("env_steps", self.clocks.get("optimizer_steps", 0))
             for logger in self.trainer.loggers:
-                logger.log_metrics(row, step=int(step))
+                log_row(logger, row, int(step))
             callback_metrics = {name: torch.tensor(value) for name, value in means.items()}
             self.trainer.callback_metrics.update(callback_metrics)  # log_dict would take a tenth of a small run's time
 

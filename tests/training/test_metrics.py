@@ -3,15 +3,17 @@
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from network_runs import KEYS
 from network_runs import network as mlp
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_runs import batch_of, grpo, make_trainer, network, on_two_ranks, rollout_data, save_tiny_model
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.reward_model import RewardModelModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
-from lrl.training.metrics import MetricMeans
+from lrl.training.metrics import MetricMeans, log_row
 from lrl.training.optimizer import OptimizerConfig
 
 
@@ -111,6 +113,17 @@ def test_adding_many_records_at_once_changes_no_bit():
         often.state()
         assert len(seldom._settled) <= 501
     assert often.flush() == seldom.flush()
+
+
+def test_tensorboard_stores_a_row_as_one_event_with_all_metrics(tmp_path):
+    logger = TensorBoardLogger(tmp_path, name="", version="", prefix="run")
+    for step in (3, 4):
+        log_row(logger, {"train/loss": 0.5 * step, "val/return": 2.0}, step)
+    logger.finalize("success")
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("run-train/loss")] == [(3, 1.5), (4, 2.0)]
+    assert [event.value for event in events.Scalars("run-val/return")] == [2.0, 2.0]
+    assert len({event.wall_time for tag in events.Tags()["scalars"] for event in events.Scalars(tag)}) == 2
 
 
 # -- what a run records ----------------------------------------------------------------------------------------------
