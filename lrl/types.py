@@ -8,7 +8,7 @@ policy that chooses an action directly. Tensors have the axes ``(time, env, toke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -364,11 +364,19 @@ class Credit:
     """Tensors of any shape by metric name; the mean of each is logged."""
 
 
+Derive = Callable[[Tensor], Mapping[str, Tensor]]
+"""Computes metrics by name, each ``(value,)``, from ``(row, value)``. The value of a metric depends only on its own
+column. Means are logged, and maxima for names that end with ``_max``."""
+Metrics = Mapping[str, Tensor] | Mapping[str | Derive, Tensor]
+"""Values by metric name, or the argument of a function that computes metrics."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenLoss:
     """Holds the loss of each token of a minibatch, before it is reduced to a scalar."""
 
     loss: Tensor
     """``(turn, token)``."""
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """Tensors of any shape by metric name; the mean of each is logged."""
+    metrics: Metrics = field(default_factory=dict)
+    """Tensors of any shape by metric name; the mean of each is logged. Under a function, there is its argument: the
+    metrics that it returns are logged, and computed for several minibatches at once."""

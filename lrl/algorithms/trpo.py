@@ -137,7 +137,7 @@ class TRPOModule(GradientModule):
         ratio = ((policy.logprobs - batch.old_logprobs) * mask).exp()
         objective = ratio * batch.advantages + self.ent_coef * policy.entropy
         error = (ratio.detach() - 1).abs()[mask]
-        metrics = {"train/entropy": policy.entropy.detach()[mask], "train/ratio_error": error}
+        metrics = {"train/entropy": policy.entropy.detach()[mask], "train/ratio_error_max": error}
         return TokenLoss(loss=-objective, metrics=metrics)
 
     def step(self, batch: TurnBatch) -> None:

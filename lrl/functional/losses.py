@@ -5,8 +5,12 @@ Gradients flow through all inputs unless a function is marked ``no_grad``.
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import torch
 from torch import Tensor
+
+from lrl.types import Derive
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -71,26 +75,40 @@ def reduce_tokens(
     return (values * mask).sum() / (num_turns * max_tokens)
 
 
-@torch.no_grad()
 def ratio_metrics(
     log_ratio: Tensor, entropy: Tensor, mask: Tensor, clip: tuple[float, float] | None = None
-) -> dict[str, Tensor]:
-    """Return metrics of the difference between the policy and the policy that sampled.
+) -> dict[str | Derive, Tensor]:
+    """Return metrics of the difference between the policy and the policy that sampled, see :class:`TokenLoss`.
+
+    They are, with ``r`` the ratio at a sampled token: ``train/approx_kl``, which is ``r - 1 - log r`` in nats;
+    ``train/entropy``; ``train/ratio_error_max``, which is ``|r - 1|``; ``train/clip_fraction``, whether ``r`` is
+    outside the clip range (only with ``clip``).
 
     Args:
         log_ratio: log-probability under the new policy minus that under the old one, ``(turn, token)``.
         entropy: entropy in nats, ``(turn, token)``.
         mask: true for sampled tokens, bool ``(turn, token)``.
         clip: ``clip_low`` and ``clip_high`` of :func:`clipped_surrogate`; None if the ratio is not clipped.
-
-    Returns:
-        By name, one value per sampled token, ``(sampled token,)``, with ``r`` the ratio: ``train/approx_kl``, which is
-        ``r - 1 - log r`` in nats; ``train/entropy``; ``train/ratio_error``, which is ``|r - 1|``;
-        ``train/clip_fraction``, whether ``r`` is outside the clip range (only with ``clip``).
     """
-    log_ratio, entropy = torch.stack([log_ratio, entropy])[:, mask]
+    return {_ratio_metrics(clip): torch.stack([log_ratio.detach(), entropy.detach()])[:, mask]}
+
+
+@lru_cache(maxsize=64)
+def _ratio_metrics(clip: tuple[float, float] | None) -> Derive:
+    """Return the same function for the same arguments, so that metrics of several minibatches are computed together."""
+    return partial(_derive_ratio_metrics, clip=clip)
+
+
+def _derive_ratio_metrics(values: Tensor, clip: tuple[float, float] | None) -> dict[str, Tensor]:
+    """Return the metrics of :func:`ratio_metrics` by name, each ``(sampled token,)``.
+
+    Args:
+        values: logarithm of the ratio, and entropy, ``(2, sampled token)``.
+        clip: see :func:`ratio_metrics`.
+    """
+    log_ratio, entropy = values
     moved = log_ratio.exp() - 1
-    metrics = {"train/approx_kl": moved - log_ratio, "train/entropy": entropy, "train/ratio_error": moved.abs()}
+    metrics = {"train/approx_kl": moved - log_ratio, "train/entropy": entropy, "train/ratio_error_max": moved.abs()}
     if clip is not None:
         metrics["train/clip_fraction"] = (moved < -clip[0]) | (moved > clip[1])
     return metrics

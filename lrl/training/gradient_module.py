@@ -9,7 +9,7 @@ policy and reduces the losses of its tokens to one number.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast, final
 
 import lightning as L
@@ -28,11 +28,12 @@ from lrl.lm.loading import fingerprint, fuse_kernels
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
 from lrl.training.guards import FiniteSteps
+from lrl.training.metrics import derived
 from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.progress import ConsoleProgress
 from lrl.training.weights import lora_alpha, shard_weights, start_from
-from lrl.types import Credit, Evaluation, Rollout, TokenLoss, TurnBatch
+from lrl.types import Credit, Evaluation, Metrics, Rollout, TokenLoss, TurnBatch
 
 _CHUNK = 256
 """Number of turns in one pass of a value network."""
@@ -196,8 +197,10 @@ class GradientModule(PolicyModule, ABC):
             evaluation, gradients = self._gradients(batch, passes, reduce)
             tokens = self.loss(batch, evaluation)
             loss = _WithGradients.apply(reduce(tokens, mask), *gradients, *self._trained)  # pyright: ignore
-        self.record_all({"train/loss": loss} | dict(tokens.metrics))
-        self._check_target_kl(tokens.metrics.get("train/approx_kl"))
+        self.record("train/loss", loss)
+        metrics = tokens.metrics if self.target_kl is None else derived(tokens.metrics)
+        self.record_all(metrics)
+        self._check_target_kl(metrics.get("train/approx_kl"))
         return loss
 
     def passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
@@ -267,20 +270,21 @@ class GradientModule(PolicyModule, ABC):
             total, count = self.reduce_sum(torch.stack([approx_kl.sum(), approx_kl.new_tensor(float(len(approx_kl)))]))
             self.skip_updates = bool(total > self.target_kl * count)
 
-    def record_all(self, metrics: Mapping[str, Tensor]) -> None:
+    def record_all(self, metrics: Metrics) -> None:
         """Add values to the means that are logged at the end of this collection.
 
-        ``train/ratio_error`` is an exception, because its maxima are logged: under this name the maximum over the first
-        minibatch, which shows whether sampling and training agree, and under ``train/ratio_error_max`` the maximum over
-        all minibatches.
+        ``train/ratio_error_max`` is an exception, because its maximum is logged, and in addition, as
+        ``train/ratio_error``, its maximum over the first minibatch, which shows whether sampling and training agree.
         """
+        if self._trainer is None or self.trainer.fit_loop.epoch_loop.batch_idx <= 0:
+            metrics = derived(metrics)
+            if "train/ratio_error_max" in metrics:
+                self.record_maximum("train/ratio_error", metrics["train/ratio_error_max"])
         for name, values in metrics.items():
-            if name != "train/ratio_error":
-                self.record(name, values)
-                continue
-            self.record_maximum("train/ratio_error_max", values)
-            if self._trainer is None or self.trainer.fit_loop.epoch_loop.batch_idx <= 0:
-                self.record_maximum(name, values)
+            if not isinstance(name, str):
+                self._means.record_derived(name, values)
+            else:
+                (self.record_maximum if name.endswith("_max") else self.record)(name, values)
 
     @torch.no_grad()
     def _measure_update(self) -> None:
@@ -469,7 +473,7 @@ def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
     """
     trainer: Any = module._trainer
     if trainer is None or (trainer.world_size == 1 and trainer.accumulate_grad_batches == 1):
-        return torch.tensor(float(len(mask)), device=mask.device), mask.sum(dtype=torch.float32)
+        return torch.tensor(float(len(mask)), device=mask.device), mask.count_nonzero()
     sizes: Any = len(mask), int(mask.sum())
     if trainer.accumulate_grad_batches > 1:
         assert isinstance(module.run_data, RolloutDataModule)

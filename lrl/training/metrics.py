@@ -11,11 +11,14 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
 from lrl.functional.distributed import all_gather_objects
+from lrl.types import Derive, Metrics
 
 State = dict[str, tuple[float, int]]
 """For each name the sum and the number of recorded values, or the maximum and 0; empty if nothing was recorded."""
 _Record = tuple[str, Tensor, int]
 """Name, values ``(1, value)`` and their number, or name, values and 0 for a maximum."""
+_Underived = tuple[Derive, Tensor]
+"""A function and its argument ``(row, value)``, from which it computes metrics."""
 
 _PENDING = 500
 """Maximum number of records whose values stay on their device; they are read together, because reading waits for it."""
@@ -32,9 +35,9 @@ class MetricMeans:
 
     def __init__(self) -> None:
         self._totals: State = {}
-        self._recorded: list[_Record] = []
+        self._recorded: list[_Record | _Underived] = []
         """Records since the last :meth:`settle`."""
-        self._settled: list[_Record] = []
+        self._settled: list[_Record | _Underived] = []
         """Settled records whose values have not been read from their device yet."""
 
     def record(self, name: str, values: Tensor) -> None:
@@ -51,6 +54,14 @@ class MetricMeans:
         """
         self._record(name, values, 0)
 
+    def record_derived(self, derive: Derive, values: Tensor) -> None:
+        """Record the metrics of ``derive(values)``, which is called once for records of several minibatches."""
+        if values.shape[1] > _SMALL:
+            for name, metric in derive(values).items():
+                self._record(name, metric, 0 if name.endswith("_max") else metric.numel())
+        elif values.numel():
+            self._recorded.append((derive, values.detach()))
+
     def _record(self, name: str, values: Tensor, count: int) -> None:
         if values.numel():
             values = values.detach().reshape(1, -1)
@@ -66,7 +77,7 @@ class MetricMeans:
 
     def state(self) -> State:
         """Return the settled records of this rank."""
-        settled, self._settled = self._settled, []
+        settled, self._settled = _derived(self._settled), []
         device = next((values.device for _, values, _ in settled if values.device.type != "cpu"), "cpu")
         alike: dict[Any, list[int]] = {}
         for index, (name, values, count) in enumerate(settled):
@@ -100,6 +111,29 @@ class MetricMeans:
         """Drop all records."""
         for records in (self._totals, self._recorded, self._settled):
             records.clear()
+
+
+def derived(metrics: Metrics) -> dict[str, Tensor]:
+    """Return the metrics of a :class:`~lrl.types.TokenLoss` by name."""
+    out = dict[str, Tensor]()
+    for name, values in metrics.items():
+        out.update({name: values} if isinstance(name, str) else name(values))
+    return out
+
+
+def _derived(records: list[_Record | _Underived]) -> list[_Record]:
+    """Replace each function with its argument by records of the metrics; equal shapes are computed together."""
+    out: list[list[_Record]] = [[record] if len(record) == 3 else [] for record in records]
+    alike: dict[Any, list[int]] = {}
+    for index, (derive, values, *_) in enumerate(records):
+        if not out[index]:
+            alike.setdefault((derive, values.shape, values.dtype, values.device), []).append(index)
+    for (derive, shape, *_), same in alike.items():
+        for name, metric in derive(torch.cat([records[index][1] for index in same], dim=1)).items():
+            count = 0 if name.endswith("_max") else shape[1]
+            for index, values in zip(same, metric.reshape(len(same), 1, -1), strict=True):
+                out[index].append((name, values, count))
+    return [record for group in out for record in group]
 
 
 def _reduced(values: Tensor, count: int) -> Tensor:

@@ -115,6 +115,25 @@ def test_adding_many_records_at_once_changes_no_bit():
     assert often.flush() == seldom.flush()
 
 
+@pytest.mark.parametrize("size", [5, 5000])
+def test_metrics_that_are_derived_from_several_minibatches_at_once_change_no_bit(size):
+    generator = torch.Generator().manual_seed(0)
+    at_once, each = MetricMeans(), MetricMeans()
+    for count in (size, size, 0, size - 1):
+        values = torch.randn(2, count, generator=generator)
+        at_once.record_derived(sum_and_maximum, values)
+        each.record("sum", values.sum(0))
+        each.record_maximum("m_max", values[0])
+        for means in (at_once, each):
+            means.settle()
+    expected = each.flush()
+    assert at_once.flush() == expected and set(expected) == {"sum", "m_max"}
+
+
+def sum_and_maximum(values):
+    return {"sum": values.sum(0), "m_max": values[0]}
+
+
 def test_tensorboard_stores_a_row_as_one_event_with_all_metrics(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="", version="", prefix="run")
     for step in (3, 4):
