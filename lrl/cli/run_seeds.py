@@ -21,7 +21,8 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
 
     Options that are not listed here are passed on to `lrl fit`. In their values `{seed}` is replaced by the seed of the
     run. For example, `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from the weights of an
-    earlier run with the same seed. If the command is repeated, it skips the runs that have finished.
+    earlier run with the same seed. If the command is repeated, it skips the runs that have finished, and resumes those
+    that were interrupted.
 
     Args:
         options: options of `lrl fit`.
@@ -31,8 +32,8 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
         jobs: number of runs at a time; each is a process with one thread.
 
     Raises:
-        ValueError: If a run directory contains a run of another command or one that has not finished, or if a run
-            fails; in the last case the other runs are finished first.
+        ValueError: If a run directory contains a run of another command or one without a checkpoint, or if a run fails;
+            in the last case the other runs are finished first.
     """
     from lrl.evaluation.statistics import headline_seed
 
@@ -41,29 +42,33 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
         run = folder / f"seed{seed}"
         own = [option.replace("{seed}", str(seed)) for option in options]
         args = ["fit", "--config", config, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
-        if not _is_finished(run, args):
-            todo.append(args)
+        todo.append(_remaining(run, args))
     with ThreadPoolExecutor(jobs) as pool:
-        errors = [error for error in pool.map(_fit, todo) if error]
+        errors = [error for error in pool.map(_fit, filter(None, todo)) if error]
     if errors:
         raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
 
 
-def _is_finished(run: Path, args: Sequence[str]) -> bool:
-    """Return whether the run directory contains the finished run of this command.
+def _remaining(run: Path, args: list[str]) -> list[str]:
+    """Return the arguments of the command that starts or resumes a run; they are empty if the run has finished.
 
     Raises:
-        ValueError: If the folder contains anything else.
+        ValueError: If the folder contains anything else than a run of this command, or if the run has no checkpoint.
     """
     if not run.exists():
-        return False
+        return args
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    resumed = [*args, "--ckpt_path", str(checkpoint)]
     files = run / "command.txt", run / "run.log"
     former, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files)
-    if former.strip().endswith(shlex.join(args)) and "finished after" in log:
-        return True
+    if former.strip().endswith((shlex.join(args), shlex.join(resumed))):
+        if "finished after" in log:
+            return []
+        if checkpoint.exists():
+            return resumed
     raise ValueError(
-        f"folder contains {str(run)!r}, a run that has not finished or was made by another command; remove it or use "
-        "another folder."
+        f"folder contains {str(run)!r}, a run that was made by another command or has no checkpoint yet; remove it or "
+        "use another folder."
     )
 
 

@@ -62,9 +62,32 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("state", [{"config": "other.yaml"}, {"log": "collection 3/45"}])
 def test_other_and_unfinished_runs_raise_and_are_not_removed(tmp_path, state):
     run = finished(tmp_path, 1, **state)
-    with pytest.raises(ValueError, match="has not finished or was made by another command; remove it"):
+    with pytest.raises(ValueError, match="was made by another command or has no checkpoint yet; remove it"):
         run_seeds(config="some.yaml", folder=tmp_path, count=2)
     assert (run / "run.log").exists()
+
+
+def test_interrupted_runs_are_resumed_as_often_as_needed(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        seeds.subprocess, "run", lambda command, **_: started.append(command) or subprocess.CompletedProcess(command, 0)
+    )
+    run = finished(tmp_path, 0, log="collection 3/45")
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir()
+    checkpoint.touch()
+    for times in (1, 2):
+        run_seeds(config="some.yaml", folder=tmp_path, count=1)
+        assert len(started) == times and started[-1][-4:] == [
+            "--run_directory",
+            str(run),
+            "--ckpt_path",
+            str(checkpoint),
+        ]
+        (run / "command.txt").write_text(shlex.join(["lrl", *started[-1][3:]]) + "\n")
+    (run / "run.log").write_text("finished after 1.00 minutes")
+    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+    assert len(started) == 2
 
 
 @pytest.mark.parametrize("setting", ["count", "jobs"])
