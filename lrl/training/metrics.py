@@ -150,7 +150,6 @@ def _add(totals: State, name: str, value: float, count: int) -> None:
         totals[name] = total + value, number + count
 
 
-@rank_zero_only
 def log_row(logger: Logger, row: Mapping[str, float], step: int) -> None:
     """Log a row of metrics; TensorBoard stores the whole row as one event.
 
@@ -161,7 +160,7 @@ def log_row(logger: Logger, row: Mapping[str, float], step: int) -> None:
         row: metrics by name.
         step: step of the row.
     """
-    if type(logger) is not TensorBoardLogger:
+    if type(logger) is not TensorBoardLogger or rank_zero_only.rank != 0:  # loggers ignore the other ranks themselves
         logger.log_metrics(dict(row), step)
         return
     from torch.utils.tensorboard.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
