@@ -219,6 +219,23 @@ def _phases(words: Sequence[str], results: Results, page: Path) -> str:
     )
 
 
+def pilots_table(pilots: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table of single runs: means over the last fifth of the run, and held-out figures.
+
+    The last column has the lowest validation after the highest one, and the turn at which it took place.
+    """
+    rows = []
+    for one in pilots:
+        figures = (f"{one[name]:.2f}" for name in ("success", "entropy", "explained_variance"))
+        values = [value for _, value in one["held_out"]]
+        later = one["held_out"][values.index(max(values)) + 1 :] if values else []
+        lowest = "{1:.3g} (at {0:,})".format(*min(later, key=lambda point: point[1])) if later else ""
+        last = ", ".join(f"{value:.3g}" for value in values[-3:])
+        rows.append([one["name"], f"{one['env_steps']:,}", *figures, f"{one['update_kl']:.3f}", last, lowest])
+    names = ["run", "turns", "success in training", "entropy, nats", "explained variance", "KL per collection"]
+    return markdown_table([*names, "last validations", "lowest after the highest"], rows)
+
+
 def _text_cost(words: Sequence[str], results: Results, page: Path) -> str:
     rows = []
     for one in _named("benchmark_text", results)["environments_in_text"]:
@@ -346,6 +363,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     ),
     "text_cost": _text_cost,
     "boards": lambda words, results, _: boards_table(_named(words[0], results)),
+    "pilots": lambda words, results, _: pilots_table(_named(words[0], results)["pilots"]),
     "rephrased": lambda words, results, _: rephrased_table(_named(words[0], results)["rephrased"]),
     "search": _search,
     "search_budget": lambda words, results, _: budget_table(_searched(words[0], results)),

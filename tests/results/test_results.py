@@ -3,7 +3,7 @@ import shlex
 
 import numpy as np
 import pytest
-from results.documentation import benchmark_table, phases_table
+from results.documentation import benchmark_table, phases_table, pilots_table
 from results.summaries import command_of, final_values, first_episode, learning_table, result_curve, summarise
 
 from lrl.evaluation.report import environments_table, read_result, result_text
@@ -206,3 +206,18 @@ def test_a_profile_has_the_share_of_each_phase_and_of_python_in_it():
     assert [cell.strip() for cell in row.split("|")[1:-1]] == [
         "`a/b`", "100", "25% (50%, 25%, 25%)", "", "", "75% (50%, 50%, 0%)"
     ]  # fmt: skip
+
+
+def test_a_row_of_pilots_has_the_lowest_validation_after_the_highest():
+    one = {
+        "name": "a",
+        "env_steps": 4000,
+        "success": 0.5,
+        "entropy": 1.0,
+        "explained_variance": 0.25,
+        "update_kl": 0.01,
+    }
+    fell = one | {"held_out": [[1000, 0.1], [2000, 0.9], [3000, 0.2], [4000, 0.8]]}
+    rows = pilots_table([fell, one | {"held_out": []}]).splitlines()[-2:]
+    assert rows[0] == "| a | 4,000 | 0.50 | 1.00 | 0.25 | 0.010 | 0.9, 0.2, 0.8 | 0.2 (at 3,000) |"
+    assert rows[1] == "| a | 4,000 | 0.50 | 1.00 | 0.25 | 0.010 |  |  |"
