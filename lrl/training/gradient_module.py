@@ -430,12 +430,13 @@ class GradientModule(PolicyModule, ABC):
         precision = self.trainer.precision_plugin
         weights = list(precision.main_params(optimizer))
         norm = nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
-        if not self.finite_steps.accept(norm.full_tensor() if isinstance(norm, DTensor) else norm):
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if not self.finite_steps.accept(norm):
             if getattr(precision, "scaler", None) is None:  # a loss scaler skips the step by itself
                 optimizer.zero_grad()
         elif gradient_clip_algorithm == "value" or isinstance(precision, MixedPrecision):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif gradient_clip_val:
+        elif gradient_clip_val and float(norm) + 1e-6 > gradient_clip_val:  # otherwise the factor would be 1
             nn.utils.clip_grads_with_norm_(weights, gradient_clip_val, norm)
 
     def on_train_epoch_end(self) -> None:
