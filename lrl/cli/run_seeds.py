@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import subprocess
@@ -32,11 +33,19 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
         jobs: number of runs at a time; each is a process with one thread.
 
     Raises:
-        ValueError: If a run directory contains a run of another command or one without a checkpoint, or if a run fails;
-            in the last case the other runs are finished first.
+        ValueError: If the folder is in use, if a run directory contains a run of another command or one without a
+            checkpoint, or if a run fails; in the last case the other runs are finished first.
     """
     from lrl.evaluation.statistics import headline_seed
 
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)  # held until this process and the runs that it has started have ended
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"folder is {str(folder)!r}, in which another run_seeds is running; use another folder."
+        ) from error
     todo: list[list[str]] = []
     for seed in map(headline_seed, range(count)):
         run = folder / f"seed{seed}"
@@ -44,7 +53,8 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
         args = ["fit", "--config", config, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
         todo.append(_remaining(run, args))
     with ThreadPoolExecutor(jobs) as pool:
-        errors = [error for error in pool.map(_fit, filter(None, todo)) if error]
+        errors = [error for error in pool.map(lambda args: _fit(args, lock), filter(None, todo)) if error]
+    os.close(lock)
     if errors:
         raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
 
@@ -72,12 +82,21 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
     )
 
 
-def _fit(args: Sequence[str]) -> str:
-    """Train with one seed; return the last line of the error output if it failed, otherwise an empty string."""
+def _fit(args: Sequence[str], lock: int) -> str:
+    """Train with one seed, in a process that shares a file descriptor.
+
+    Returns:
+        The last line of the error output if the run failed, otherwise an empty string.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
     environment["OMP_NUM_THREADS"] = "1"
     result = subprocess.run(
-        [sys.executable, "-m", "lrl", *args], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lrl", *args],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        pass_fds=(lock,),
     )
     if not result.returncode:
         return ""

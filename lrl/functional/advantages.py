@@ -38,7 +38,8 @@ class CreditConfig:
     """GAE coefficient (lambda) per turn; 0 gives one-step targets from the value function, 1 sums all rewards."""
     critic_lambda: ClosedUnitInterval | None = None
     """GAE coefficient (lambda) per turn of the targets of the value function (decoupled GAE, arXiv:2503.01491). With 1,
-    a critic does not learn from its own predictions. Null uses ``gae_lambda``."""
+    a critic learns from its own predictions only where an episode continues after the collection. Null uses
+    ``gae_lambda``."""
     token_gamma: ClosedUnitInterval = 1.0
     """Discount per token inside a turn."""
     token_lambda: ClosedUnitInterval = 0.98

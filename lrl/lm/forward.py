@@ -158,8 +158,9 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
     """Inside a ``with`` block without gradients, let linear layers use packed copies of their weights.
 
     Packed weights have the memory layout of the kernel. In bfloat16 on a CPU, PyTorch otherwise converts weights to it
-    in every call, which takes a quarter of the time of a decoding step. The results are equal. Other data types, other
-    devices and autocast are not affected.
+    in every call, which takes a quarter of the time of a decoding step. Results are the same up to rounding. Other data
+    types, other devices and autocast are not affected, nor are trained weights: fused optimisers change them without a
+    new version, so that a copy would be outdated.
 
     Args:
         model: the model; the copies are kept until its weights change.
@@ -176,7 +177,12 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """Return whether products with a weight are computed in bfloat16 on a CPU; a shard of a weight is not packed."""
+    """Return whether products with a frozen weight are computed in bfloat16 on a CPU, by a single process.
+
+    With several processes weights may be sharded, and a gathered weight has the version and address of others.
+    """
+    if weight.requires_grad or torch.distributed.is_initialized():
+        return False
     if type(weight) is not nn.Parameter or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
         return False
     return not torch.is_autocast_enabled("cpu") and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -28,12 +28,16 @@ ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiL
 
 
 class Layers(nn.Sequential):
-    """A sequence of layers without hooks: calling them would take a tenth of the time of a small network."""
+    """A sequence of layers that skips the search for hooks, which takes a tenth of the time of a small network.
+
+    Layers that have forward hooks are called in the usual way.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (the name in torch)
         """Apply the layers to a tensor ``(..., size)``."""
         for layer in self:
-            input = layer.forward(input)  # noqa: A001
+            hooks = layer._forward_pre_hooks or layer._forward_hooks
+            input = layer(input) if hooks else layer.forward(input)  # noqa: A001
         return input
 
 

@@ -12,6 +12,8 @@ import torch
 from lrl.ranges import HalfOpenUnitInterval, NonNegativeFloat, PositiveFloat, check_fields
 
 OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
+_MIN_KL = 1e-6
+"""Divergence in nats per token below which an estimate in float32 consists of rounding errors."""
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -30,8 +32,9 @@ class OptimizerConfig:
     """Share of the run over which the learning rate rises from zero."""
     update_kl: PositiveFloat | None = None
     """Divergence KL(old || new) of the update of one collection, in nats per token, to which the learning rate is
-    adapted as in arXiv:2109.11978: after an update with more than twice this divergence the learning rate is divided by
-    1.5, and after one with less than half of it multiplied by 1.5. Null does not adapt it."""
+    adapted as in arXiv:2109.11978, but per collection instead of per minibatch: after an update with more than twice
+    this divergence it is divided by 1.5, and after one with less than half of it multiplied by 1.5, within the limits
+    of :meth:`adapted`. Null does not adapt it."""
     factory: OptimizerFactory | None = None
     """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
 
@@ -56,11 +59,19 @@ class OptimizerConfig:
             )
 
     def adapted(self, lr: float, kl: float) -> float:
-        """Return the learning rate after an update with the learning rate ``lr`` and the divergence ``kl`` in nats."""
+        """Return the learning rate of the next collection, between a hundredth and ten times the configured one.
+
+        Args:
+            lr: learning rate of the last update.
+            kl: its divergence in nats per token. A divergence at the level of rounding, such as that of a collection in
+                which all advantages are 0, says nothing about the learning rate and does not change it.
+        """
         assert self.update_kl is not None
         if kl > 2 * self.update_kl:
-            return lr / 1.5
-        return lr * 1.5 if kl < self.update_kl / 2 else lr
+            lr /= 1.5
+        elif _MIN_KL < kl < self.update_kl / 2:
+            lr *= 1.5
+        return min(max(lr, self.lr / 100), 10 * self.lr)
 
     def make(self, groups: list[dict[str, Any]], total_steps: float, fused: bool) -> Any:
         """Return the optimiser, with its schedule if it has one, in the format of ``configure_optimizers``.

@@ -90,6 +90,18 @@ def test_interrupted_runs_are_resumed_as_often_as_needed(tmp_path, monkeypatch):
     assert len(started) == 2
 
 
+def test_two_commands_cannot_use_one_folder_at_a_time(tmp_path, monkeypatch):
+    def fit(command, **_):
+        with pytest.raises(ValueError, match="in which another run_seeds is running; use another folder"):
+            run_seeds(config="some.yaml", folder=tmp_path, count=1)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(seeds.subprocess, "run", fit)
+    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+    monkeypatch.setattr(seeds.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0))
+    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+
+
 @pytest.mark.parametrize("setting", ["count", "jobs"])
 def test_counts_below_one_raise(tmp_path, setting, capsys):
     with pytest.raises(SystemExit):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 def network(dtype=torch.bfloat16):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).to(dtype)
+    return nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 32, bias=False)).to(dtype).requires_grad_(False)
 
 
 def is_packed(layer):
@@ -38,6 +38,26 @@ def test_results_are_those_of_plain_weights_also_after_a_change(rows):
         model[0].weight.neg_()
         model[0].bias.add_(1.0)
         assert not torch.allclose(model(states).float(), plain.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_trained_weights_are_not_packed_because_fused_optimisers_change_them_without_a_new_version():
+    model, states = network().requires_grad_(True), torch.randn(4, 64).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    for _ in range(2):
+        with torch.no_grad():
+            plain = model(states)
+            with packed_weights(model):
+                assert torch.equal(model(states), plain)
+        version = model[0].weight._version
+        model(states).float().square().sum().backward()
+        optimizer.step()
+        assert model[0].weight._version == version  # otherwise trained weights could be packed again after each step
+
+
+def test_weights_of_several_processes_are_not_packed(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with packed_weights(model := network()):
+        assert not is_packed(model[0])
 
 
 def test_weights_are_packed_once(monkeypatch):
@@ -65,7 +85,7 @@ def test_other_data_types_autocast_and_weights_beyond_the_limit_stay_as_they_are
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_sampled_responses_are_those_of_plain_weights(folder, monkeypatch, temperature):
-    model = load(folder, dtype="bfloat16")
+    model = load(folder, dtype="bfloat16").requires_grad_(False)
     uniforms = torch.randint(-(2**62), 2**62, (6, 12), generator=torch.Generator().manual_seed(0))
     prompts, sampling = [[4, 5, 6], [7, 8]] * 3, SamplingConfig(temperature=temperature, max_new_tokens=12)
     loop = decoding.DecodeLoop(model, None)

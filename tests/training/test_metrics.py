@@ -205,10 +205,16 @@ def test_the_update_is_measured_too_if_a_limit_ends_the_run_within_a_collection(
 
 
 @pytest.mark.parametrize(
-    ("kl", "rate"), [(0.0, 0.3), (0.0049, 0.3), (0.0051, 0.2), (0.0199, 0.2), (0.0201, 0.2 / 1.5), (1.0, 0.2 / 1.5)]
+    ("kl", "rate"), [(1e-5, 0.3), (0.0049, 0.3), (0.0051, 0.2), (0.0199, 0.2), (0.0201, 0.2 / 1.5), (1.0, 0.2 / 1.5)]
 )
 def test_the_learning_rate_falls_after_large_updates_and_rises_after_small_ones(kl, rate):
-    assert OptimizerConfig(update_kl=0.01).adapted(0.2, kl) == pytest.approx(rate)
+    assert OptimizerConfig(lr=0.1, update_kl=0.01).adapted(0.2, kl) == pytest.approx(rate)
+
+
+def test_an_adapted_learning_rate_has_limits_and_ignores_updates_without_effect():
+    config = OptimizerConfig(lr=0.1, update_kl=0.01)
+    assert config.adapted(0.2, 0.0) == config.adapted(0.2, -1e-8) == config.adapted(0.2, 1e-7) == 0.2
+    assert config.adapted(0.9, 1e-3) == pytest.approx(1.0) and config.adapted(1.2e-3, 1.0) == pytest.approx(1e-3)
 
 
 def test_a_run_adapts_its_learning_rate_to_each_measured_update_and_keeps_it_when_it_resumes(tmp_path):
@@ -224,7 +230,7 @@ def test_a_run_adapts_its_learning_rate_to_each_measured_update_and_keeps_it_whe
     rows, last = run("whole", 4)
     expected = 1e-2
     for row in rows:
-        expected = OptimizerConfig(update_kl=1e-3).adapted(expected, row["train/update_kl"])
+        expected = OptimizerConfig(lr=1e-2, update_kl=1e-3).adapted(expected, row["train/update_kl"])
         assert row["train/lr"] == pytest.approx(expected)
     assert last == pytest.approx(expected) and len({row["train/lr"] for row in rows}) > 1
     run("parts", 2)
