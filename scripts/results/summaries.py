@@ -38,6 +38,8 @@ from lrl.evaluation.statistics import (
 )
 
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
+_LAUNCHED = " INFO run directory "
+"""First message of each launch in ``run.log``."""
 _POINTS = 50
 """Approximate number of points in a saved curve."""
 _WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # one word of a shell command, with quotes
@@ -77,7 +79,7 @@ def summarise(
 
 
 def command_of(run: Path) -> str:
-    """Return the command of a run without its seed and run directory.
+    """Return the command of a run without its seed and run directory; of a resumed run, that of its first launch.
 
     If the run starts from the weights of another run, the seed in the name of that run is replaced by ``{seed}``.
 
@@ -86,7 +88,8 @@ def command_of(run: Path) -> str:
     """
     if not (run / "command.txt").is_file():
         raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
-    options = _PROGRAM.sub("", (run / "command.txt").read_text(encoding="utf-8").strip())
+    first = next((folder for folder in _earlier(run) if (folder / "command.txt").is_file()), run)
+    options = _PROGRAM.sub("", (first / "command.txt").read_text(encoding="utf-8").strip())
     seed = _SEED.search(options)
     options = _RUN_OPTIONS.sub("", options)
     if seed is not None:
@@ -94,13 +97,45 @@ def command_of(run: Path) -> str:
     return "python -m lrl" + options
 
 
+def _earlier(run: Path) -> list[Path]:
+    """Return the folders with the files that a resumed run has replaced, one per launch but the last, in order."""
+    folders = [folder for folder in (run / "earlier").glob("*") if folder.name.isdecimal()]
+    return sorted(folders, key=lambda folder: int(folder.name))
+
+
+def _minutes(run: Path) -> float | None:
+    """Return the duration of a run over all its launches in minutes; None if the last launch has not finished.
+
+    A single launch logs its duration, with imports. The clock of a resumed run continues from the checkpoint, so that
+    work that was lost with a killed process, and done again, counts once.
+    """
+    launches = (run / "run.log").read_text(encoding="utf-8").split(_LAUNCHED)
+    finished = _FINISHED.search(launches[-1])
+    if finished is None:
+        return None
+    if len(launches) <= 2 and not _earlier(run):
+        return float(finished[1])
+    clock = max(float(row["clock/minutes"]) for row in logged_rows(run, "clock/minutes"))
+    return max(float(finished[1]), round(clock, 2))
+
+
 def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
+    """Summarise one run.
+
+    Raises:
+        ValueError: If the run was resumed with another configuration, which the recorded command would not show.
+    """
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    finished = _FINISHED.search((run / "run.log").read_text(encoding="utf-8"))
+    for file in (folder / "config.yaml" for folder in _earlier(run)):
+        if file.is_file() and config_digest(yaml.safe_load(file.read_text(encoding="utf-8"))) != config_digest(config):
+            raise ValueError(
+                f"run is {str(run)!r}, which was resumed with another configuration than that of {str(file)!r}; give a "
+                "run whose launches have the same configuration."
+            )
     return {
         "seed": config["seed_everything"],
         "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
-        "minutes": float(finished[1]) if finished else None,
+        "minutes": _minutes(run),
         "config": config_digest(config),
         "curve": _curve(run, metric),
         **({"drawn": _curve(run, drawn)} if drawn else {}),

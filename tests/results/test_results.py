@@ -34,6 +34,48 @@ def test_a_summary_contains_command_seeds_minutes_and_curves(tmp_path):
     np.testing.assert_array_equal(final_values(kept), [0.75, 0.5])
 
 
+def resumed(run, checkpoint, minutes, clocks, config=None):
+    """Change a run directory as a further launch in it does."""
+    kept = run / "earlier" / str(1 + len(list((run / "earlier").glob("*"))))
+    kept.mkdir(parents=True)
+    for name in ("command.txt", "commit.txt", "config.yaml"):
+        (kept / name).write_text((run / name).read_text())
+    first = (run / "earlier" / "1" / "command.txt").read_text().strip()
+    (run / "command.txt").write_text(f"{first} --ckpt_path {checkpoint}\n")
+    if config is not None:
+        (run / "config.yaml").write_text((run / "config.yaml").read_text() + config)
+    with (run / "run.log").open("a") as log:
+        log.write("2026-01-01 INFO run directory runs/a\n")
+        log.write(f"2026-01-01 INFO finished after {minutes} minutes\n" if minutes else "")
+    with (run / "metrics.csv").open("a") as rows:
+        rows.write("".join(f"\n{10 * clock},{clock},0.5" for clock in clocks))
+
+
+def test_a_resumed_run_has_the_minutes_of_all_launches_and_the_command_of_the_first(tmp_path):
+    run = run_directory(tmp_path / "a", 0, [0] * 71, minutes="")
+    once = run_directory(tmp_path / "b", 1, [0], minutes="2.50")
+    resumed(run, run / "checkpoints" / "last.ckpt", minutes="", clocks=[71])
+    for _ in range(9):  # as many launches as make the order of their names differ from that of their numbers
+        resumed(run, run / "checkpoints" / "last.ckpt", minutes="2.49", clocks=[75.718])
+    (run / "earlier" / "10" / "command.txt").write_text("lrl fit --config other.yaml")
+    kept = summarise([run, once], "val/exact_success")
+    assert kept["command"] == "python -m lrl fit --config a/b.yaml"
+    assert [run["minutes"] for run in kept["runs"]] == [75.72, 2.5]
+
+
+def test_the_minutes_of_a_run_whose_last_launch_has_not_finished_are_unknown(tmp_path):
+    run = run_directory(tmp_path / "a", 0, [0])
+    resumed(run, run / "checkpoints" / "last.ckpt", minutes="", clocks=[2])
+    assert summarise([run], "val/exact_success")["runs"][0]["minutes"] is None
+
+
+def test_a_run_that_was_resumed_with_another_configuration_raises(tmp_path):
+    run = run_directory(tmp_path / "a", 0, [0])
+    resumed(run, run / "checkpoints" / "last.ckpt", "1.00", [2], config="trainer: {max_epochs: 7}\n")
+    with pytest.raises(ValueError, match="was resumed with another configuration than that of .*earlier/1/config"):
+        summarise([run], "val/exact_success")
+
+
 def test_runs_on_further_seeds_are_added_to_a_kept_result(tmp_path):
     first = summarise([run_directory(tmp_path / str(seed), seed, [seed / 4]) for seed in (0, 2)], "val/exact_success")
     second = summarise([run_directory(tmp_path / f"x{seed}", seed, [0.9]) for seed in (1, 2)], "val/exact_success")
