@@ -218,8 +218,15 @@ def lambda_returns(
         next_values: values that replace ``values`` where they serve as ``V_{t+1}``; None replaces none.
         local_penalties: whether a negative reward affects only the return of its own turn, and not those of earlier
             turns.
+
+    Returns:
+        The returns without gradient, float32, or float64 if ``rewards`` are; numbers of half precision are summed in
+        float32.
     """
-    next_values = values if next_values is None else next_values
+    rewards, values, final_values, next_values = (
+        part.detach().to(torch.promote_types(part.dtype, torch.float32))
+        for part in (rewards, values, final_values, values if next_values is None else next_values)
+    )
     following = torch.cat([next_values[1:], torch.zeros_like(next_values[:1])])
     bootstrap = (1 - gae_lambda) * torch.where(cut, final_values, following)
     passed_on = rewards.clamp(min=0) if local_penalties else rewards

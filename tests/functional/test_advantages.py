@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_runs import on_two_ranks
 
-from lrl.functional.advantages import CreditConfig, explained_variance, whiten
+from lrl.functional.advantages import CreditConfig, explained_variance, lambda_returns, whiten
 from lrl.types import Rollout
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -290,6 +290,20 @@ def test_a_local_penalty_affects_only_its_own_turn():
     shared = assign_credit("nested", turns_of([rows], 1), CreditConfig(gamma=1.0, gae_lambda=1.0))[0]
     assert local.flatten().tolist() == pytest.approx([1.0, 0.0, 1.0])
     assert shared.flatten().tolist() == pytest.approx([0.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_lambda_returns_are_summed_in_float32_and_have_no_gradient(dtype):
+    generator = torch.Generator().manual_seed(0)
+    numbers = [torch.randn(200, 2, generator=generator).to(dtype) for _ in range(4)]
+    terminated, cut = torch.rand(2, 200, 2, generator=generator).lt(0.02)
+    settings = {"gamma": 0.99, "gae_lambda": 0.95}
+    rewards, values, final, following = (part.float() for part in numbers)
+    wanted = lambda_returns(rewards, values, final, terminated, cut & ~terminated, next_values=following, **settings)
+    rewards, values, final, following = (part.requires_grad_() for part in numbers)
+    found = lambda_returns(rewards, values, final, terminated, cut & ~terminated, next_values=following, **settings)
+    assert not found.requires_grad and found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 def test_unknown_credit_names_the_four():
