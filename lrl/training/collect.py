@@ -426,8 +426,9 @@ def stack_steps(
         return scatter(rows, tensors, num_envs)
 
     def stack_arrays(arrays: Sequence[np.ndarray]) -> Tensor:
-        out = np.zeros((len(steps), num_envs), arrays[0].dtype)
-        out[cells] = np.concatenate(arrays)
+        joined = np.concatenate(arrays)  # in the widest dtype of the steps
+        out = np.zeros((len(steps), num_envs), joined.dtype)
+        out[cells] = joined
         return torch.from_numpy(out)
 
     estimates = [decision.values for decision in decisions if decision.values is not None]
