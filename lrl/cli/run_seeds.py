@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +15,10 @@ from pathlib import Path
 
 from lrl.cli.command import command
 from lrl.ranges import PositiveInt
+
+_KEPT = ("*.ckpt", ".*.ckpt.old", "earlier", "proposals.jsonl")
+"""Patterns of files with which an interrupted run is never removed: weights, files of earlier launches, and replies of
+a language model."""
 
 
 def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10, jobs: PositiveInt = 1) -> None:
@@ -23,7 +29,7 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
     Options that are not listed here are passed on to `lrl fit`. In their values `{seed}` is replaced by the seed of the
     run. For example, `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from the weights of an
     earlier run with the same seed. If the command is repeated, it skips the runs that have finished, and resumes those
-    that were interrupted.
+    that were interrupted, or starts them again if they have no checkpoint.
 
     Args:
         options: options of `lrl fit`.
@@ -33,8 +39,9 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
         jobs: number of runs at a time; each is a process with one thread.
 
     Raises:
-        ValueError: If the folder is in use, if a run directory contains a run of another command or one without a
-            checkpoint, or if a run fails; in the last case the other runs are finished first.
+        ValueError: If the folder is in use, if a run directory contains a run of another command or one that can
+            neither be resumed nor removed without loss, or if a run fails; in the last case the other runs are finished
+            first.
     """
     from lrl.evaluation.statistics import headline_seed
 
@@ -46,14 +53,18 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
         raise ValueError(
             f"folder is {str(folder)!r}, in which another run_seeds is running; use another folder."
         ) from error
-    todo: list[list[str]] = []
+    todo: dict[Path, list[str]] = {}
     for seed in map(headline_seed, range(count)):
         run = folder / f"seed{seed}"
         own = [option.replace("{seed}", str(seed)) for option in options]
         args = ["fit", "--config", config, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
-        todo.append(_remaining(run, args))
+        todo[run] = _remaining(run, args)
+    for run, args in todo.items():
+        if args and args[-1] == str(run) and run.exists():  # not resumed
+            logging.getLogger("lrl").warning("%s was interrupted before its first checkpoint: starting it again.", run)
+            shutil.rmtree(run)
     with ThreadPoolExecutor(jobs) as pool:
-        errors = [error for error in pool.map(lambda args: _fit(args, lock), filter(None, todo)) if error]
+        errors = [error for error in pool.map(lambda args: _fit(args, lock), filter(None, todo.values())) if error]
     os.close(lock)
     if errors:
         raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
@@ -63,7 +74,8 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
     """Return the arguments of the command that starts or resumes a run; they are empty if the run has finished.
 
     Raises:
-        ValueError: If the folder contains anything else than a run of this command, or if the run has no checkpoint.
+        ValueError: If the folder contains anything else than a run of this command, or if the run has no checkpoint to
+            resume from, but files that would be lost if it were started again.
     """
     if not run.exists():
         return args
@@ -71,15 +83,21 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
     resumed = [*args, "--ckpt_path", str(checkpoint)]
     files = run / "command.txt", run / "run.log"
     former, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files)
-    if former.strip().endswith((shlex.join(args), shlex.join(resumed))):
-        if "finished after" in log:
-            return []
-        if checkpoint.exists():
-            return resumed
-    raise ValueError(
-        f"folder contains {str(run)!r}, a run that was made by another command or has no checkpoint yet; remove it or "
-        "use another folder."
-    )
+    if not former.strip().endswith((shlex.join(args), shlex.join(resumed))):
+        raise ValueError(
+            f"folder contains {str(run)!r}, a run that was made by another command; remove it or use another folder."
+        )
+    if "finished after" in log:
+        return []
+    if checkpoint.exists():
+        return resumed
+    kept = sorted(str(file.relative_to(run)) for pattern in _KEPT for file in run.rglob(pattern))
+    if kept:
+        raise ValueError(
+            f"folder contains {str(run)!r}, an interrupted run that has {kept[0]} but no last.ckpt to resume from; "
+            "remove it or use another folder."
+        )
+    return args
 
 
 def _fit(args: Sequence[str], lock: int) -> str:

@@ -59,12 +59,44 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
     assert len(started) == 2
 
 
-@pytest.mark.parametrize("state", [{"config": "other.yaml"}, {"log": "collection 3/45"}])
-def test_other_and_unfinished_runs_raise_and_are_not_removed(tmp_path, state):
-    run = finished(tmp_path, 1, **state)
-    with pytest.raises(ValueError, match="was made by another command or has no checkpoint yet; remove it"):
+@pytest.mark.parametrize(
+    ("config", "file", "sentence"),
+    [
+        ("other.yaml", "metrics.csv", "was made by another command; remove it or use another folder"),
+        (
+            "some.yaml",
+            "checkpoints/best.ckpt",
+            "that has checkpoints/best.ckpt but no last.ckpt to resume from; remove",
+        ),
+        ("some.yaml", "checkpoints/.last.ckpt.old", r"that has checkpoints/\.last\.ckpt\.old but no last.ckpt"),
+        ("some.yaml", "earlier/command.txt", "that has earlier but no last.ckpt"),
+        ("some.yaml", "proposals.jsonl", "that has proposals.jsonl but no last.ckpt"),
+    ],
+)
+def test_other_runs_and_results_that_cannot_be_resumed_raise_and_are_not_removed(tmp_path, config, file, sentence):
+    early = finished(tmp_path, 0, log="collection 1/45")
+    run = finished(tmp_path, 1, config, log="collection 3/45")
+    (run / file).parent.mkdir(exist_ok=True)
+    (run / file).touch()
+    with pytest.raises(ValueError, match=sentence):
         run_seeds(config="some.yaml", folder=tmp_path, count=2)
-    assert (run / "run.log").exists()
+    assert (run / file).exists() and (run / "run.log").exists() and early.exists()
+
+
+def test_a_run_without_a_checkpoint_is_started_again(tmp_path, monkeypatch, caplog):
+    started, run = [], finished(tmp_path, 0, log="collection 3/45")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / ".last.ckpt.draft").touch()
+
+    def fit(command, **_):
+        assert not run.exists()  # otherwise lrl fit raises, because it is not empty
+        started.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(seeds.subprocess, "run", fit)
+    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+    assert [command[-2:] for command in started] == [["--run_directory", str(run)]]
+    assert caplog.messages == [f"{run} was interrupted before its first checkpoint: starting it again."]
 
 
 def test_interrupted_runs_are_resumed_as_often_as_needed(tmp_path, monkeypatch):
