@@ -149,8 +149,8 @@ def started_above(model: Any, lower: Lower | None) -> Iterator[None]:
 
 _PACKED_BYTES = 2**30
 """Largest size of the weights of a model that are packed; further layers use theirs as they are."""
-_packed: WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
-"""Address and version of the weights of a layer, and their packed copy."""
+_packed: WeakKeyDictionary[nn.Module, tuple[tuple[int, int, bool], Tensor]] = WeakKeyDictionary()
+"""Address and version of the weights of a layer, whether they have an adapter, and their packed copy."""
 
 
 @contextmanager
@@ -159,38 +159,50 @@ def packed_weights(model: nn.Module) -> Iterator[None]:
 
     Packed weights have the memory layout of the kernel. In bfloat16 on a CPU, PyTorch otherwise converts weights to it
     in every call, which takes a quarter of the time of a decoding step. Results are the same up to rounding. Other data
-    types, other devices and autocast are not affected, nor are trained weights: fused optimisers change them without a
-    new version, so that a copy would be outdated.
+    types, other devices and autocast are not affected, nor are trained weights and those into which peft has merged an
+    adapter: fused optimisers and peft change them without a new version, so that a copy would be outdated.
 
     Args:
         model: the model; the copies are kept until its weights change.
     """
     size = 0
+    merged: dict[Any, bool] = {}
+    """Layers with an adapter, and whether it is merged."""
     with ExitStack() as stack:
         for layer in model.modules():
-            if type(layer) is nn.Linear and _can_pack(layer.weight):
+            if "base_layer" in layer._modules:  # peft's layer, which comes before the layer inside it
+                merged[layer.base_layer] = bool(getattr(layer, "merged", False))
+            if type(layer) is not nn.Linear:
+                continue
+            if layer.weight.requires_grad or merged.get(layer):
+                if _packed:  # looking up a weak key takes longer than the rest of the loop
+                    _packed.pop(layer, None)
+            elif _can_pack(layer.weight):
                 size += layer.weight.nbytes
                 if size > _PACKED_BYTES:
                     break
-                stack.enter_context(replaced_forward(layer, _packed_forward(layer)))
+                stack.enter_context(replaced_forward(layer, _packed_forward(layer, layer in merged)))
         yield
 
 
 def _can_pack(weight: Tensor) -> bool:
-    """Return whether products with a frozen weight are computed in bfloat16 on a CPU, by a single process.
+    """Return whether products with a weight are computed in bfloat16 on a CPU, by a single process.
 
     With several processes weights may be sharded, and a gathered weight has the version and address of others.
     """
-    if weight.requires_grad or torch.distributed.is_initialized():
+    if torch.distributed.is_initialized():
         return False
     if type(weight) is not nn.Parameter or weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
         return False
     return not torch.is_autocast_enabled("cpu") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _packed_forward(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Return the forward pass of a layer with packed weights; they are packed again if the weights have changed."""
-    version = layer.weight.data_ptr(), layer.weight._version
+def _packed_forward(layer: nn.Linear, has_adapter: bool) -> Callable[[Tensor], Tensor]:
+    """Return the forward pass of a layer with packed weights; they are packed again if the weights have changed.
+
+    An adapter that was removed may have been merged, which changes the weights but not their version.
+    """
+    version = layer.weight.data_ptr(), layer.weight._version, has_adapter
     if layer not in _packed or _packed[layer][0] != version:
         _packed[layer] = version, torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach())
     weight, bias = _packed[layer][1], layer.bias

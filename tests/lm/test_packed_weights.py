@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tiny_architectures import load
 from torch import nn
 
@@ -80,6 +81,37 @@ def test_other_data_types_autocast_and_weights_beyond_the_limit_stay_as_they_are
     monkeypatch.setattr("lrl.lm.forward._PACKED_BYTES", 64 * 96 * 2)
     with packed_weights(model := network()):
         assert is_packed(model[0]) and not is_packed(model[2])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", ["merge_adapter", "merge_and_unload"])
+def test_merged_adapters_change_packed_weights(change):
+    torch.manual_seed(0)
+    config = LoraConfig(target_modules=["0", "2"], r=4, init_lora_weights=False)
+    model, states = get_peft_model(network(), config).requires_grad_(False), torch.randn(4, 64).bfloat16()
+    with packed_weights(model):
+        before = model(states)
+    merged = getattr(model, change)() or model
+    with packed_weights(merged):
+        assert torch.allclose(merged(states).float(), before.float(), rtol=2e-2, atol=5e-2)
+    if change == "merge_adapter":
+        model.unmerge_adapter()
+        with packed_weights(model):
+            assert torch.allclose(model(states).float(), before.float(), rtol=2e-2, atol=5e-2)
+
+
+def test_a_weight_that_was_trained_after_it_was_packed_is_packed_again():
+    model, states = network(), torch.randn(4, 64).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    for trained in (False, True, False):
+        model.requires_grad_(trained)
+        with torch.no_grad(), packed_weights(model):
+            found = model(states)
+        with torch.no_grad():
+            assert torch.allclose(found.float(), model(states).float(), rtol=2e-2, atol=2e-2)
+        if trained:
+            model(states).float().square().sum().backward()
+            optimizer.step()
 
 
 @pytest.mark.slow
