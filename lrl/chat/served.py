@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from lrl.addresses import check_variable, checked_url, is_loopback
 from lrl.chat.cache import CompletionCache, request_key
-from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message, estimated_tokens
+from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message, encodable, estimated_tokens
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from lrl.registry import register
 
@@ -234,7 +234,7 @@ class ServedChatModel(ServerSettings, ChatModel):
         """Return the body of a request as JSON values."""
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": [{name: without_surrogates(text) for name, text in message.items()} for message in messages],
+            "messages": [{name: encodable(text) for name, text in message.items()} for message in messages],
             "temperature": sampling.temperature,
             self.max_tokens_field: sampling.max_new_tokens,
             "seed": int(seed),
@@ -425,7 +425,7 @@ class ServedChatModel(ServerSettings, ChatModel):
 
     def _redact(self, text: str) -> str:
         """Return a text of the server without unpaired surrogates and without the API key, which it may contain."""
-        key, text = self._key(), without_surrogates(text)
+        key, text = self._key(), encodable(text)
         return text.replace(key, "<API key>") if len(key) >= _MIN_KEY_LENGTH else text
 
 
@@ -484,11 +484,6 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         except (ValueError, TypeError, LookupError, ArithmeticError, OSError):  # not a date, or one out of range
             return None
     return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-def without_surrogates(text: str) -> str:
-    """Return a text in which question marks replace unpaired surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _read_as_utf8(response: Any) -> None:

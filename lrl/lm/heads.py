@@ -394,28 +394,6 @@ class ActionHead(nn.Module):
         return (np.rint(native) if whole else native).astype(self.space.dtype, copy=False), actions, logprobs
 
 
-def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Space, numbers: bool) -> None:
-    """Check that a policy with native actions supports the spaces of an environment.
-
-    Args:
-        policy: class name of the policy, for error messages.
-        observation_space: observation space of one environment.
-        action_space: action space of one environment.
-        numbers: whether observations must be numeric.
-
-    Raises:
-        ValueError: If observations must be numeric and are not, or if actions are neither Discrete nor a Box.
-    """
-    if numbers and not is_numbers(observation_space):
-        raise ValueError(
-            f"model.policy is an {policy}, but observations are {observation_space}; they must be numeric."
-        )
-    if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
-        raise ValueError(
-            f"model.policy is an {policy}, but actions are {action_space}; they must be Discrete or a Box."
-        )
-
-
 def is_numbers(space: gym.Space) -> bool:
     """Return whether observations of a space can be flattened to a vector of numbers."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):

@@ -21,7 +21,6 @@ from lrl.lm.heads import (
     RunningNorm,
     RunningWhitening,
     at_least_float32,
-    check_spaces,
     is_numbers,
     mlp,
     seeded_init,
@@ -29,7 +28,7 @@ from lrl.lm.heads import (
     without_autocast,
 )
 from lrl.lm.layouts import pad_prompts
-from lrl.policies.policy import LanguageModelTrunk, NativePolicy
+from lrl.policies.policy import LanguageModelTrunk, NativePolicy, check_spaces
 from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch

@@ -10,17 +10,8 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from lrl.lm.heads import (
-    ActionHead,
-    RunningNorm,
-    at_least_float32,
-    check_spaces,
-    mlp,
-    seeded_init,
-    vector_size,
-    without_autocast,
-)
-from lrl.policies.policy import NativePolicy
+from lrl.lm.heads import ActionHead, RunningNorm, at_least_float32, mlp, seeded_init, vector_size, without_autocast
+from lrl.policies.policy import NativePolicy, check_spaces
 from lrl.ranges import PositiveFloat, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch

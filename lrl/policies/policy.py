@@ -8,12 +8,21 @@ from typing import Any, Literal, Self, final
 
 import gymnasium as gym
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from lrl.codecs.codec import TextCodec
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import without_gradient
-from lrl.lm.heads import RunningStatistics, ValueHead, ValueHeadConfig, at_least_float32, vectors, without_autocast
+from lrl.lm.heads import (
+    RunningStatistics,
+    ValueHead,
+    ValueHeadConfig,
+    at_least_float32,
+    is_numbers,
+    vectors,
+    without_autocast,
+)
 from lrl.lm.layouts import pad_prompts
 from lrl.lm.model import LanguageModel
 from lrl.lm.prefill import distinct_prompts, prefill
@@ -444,3 +453,25 @@ class NativePolicy(Policy):
         assert self.critic is not None
         with without_autocast(seen.device):
             return at_least_float32(self.critic(seen))
+
+
+def check_spaces(policy: str, observation_space: gym.Space, action_space: gym.Space, numbers: bool) -> None:
+    """Check that a policy with native actions supports the spaces of an environment.
+
+    Args:
+        policy: class name of the policy, for error messages.
+        observation_space: observation space of one environment.
+        action_space: action space of one environment.
+        numbers: whether observations must be numeric.
+
+    Raises:
+        ValueError: If observations must be numeric and are not, or if actions are neither Discrete nor a Box.
+    """
+    if numbers and not is_numbers(observation_space):
+        raise ValueError(
+            f"model.policy is an {policy}, but observations are {observation_space}; they must be numeric."
+        )
+    if not isinstance(action_space, (spaces.Discrete, spaces.Box)):
+        raise ValueError(
+            f"model.policy is an {policy}, but actions are {action_space}; they must be Discrete or a Box."
+        )

@@ -1,23 +1,32 @@
-"""The only loop that plays vectorised environments.
+"""The only loop that plays vectorised environments, and the rollout of its steps.
 
 Code that collects, evaluates, watches or records decides which environments take the next turn, which episodes they
-play and which random numbers they use; :class:`EnvRunner` does everything else.
+play and which random numbers they use; :class:`EnvRunner` does everything else. :func:`stack_steps` makes a rollout of
+its steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import iterate
+from torch import Tensor
 
 from lrl.envs.native import check_batch
+from lrl.envs.text import text_of
 from lrl.policies.actor import Actor
-from lrl.types import Decisions, History, RandomKeys, SamplingConfig
+from lrl.types import Decisions, History, RandomKeys, Rollout, SamplingConfig
+
+_EPISODE_METRICS = ("success", "episode_return", "episode_length")
+"""Metrics of whole episodes, which are read at their last turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,3 +224,121 @@ class EnvRunner:
 def _is_column(name: str, column: Any, num_envs: int) -> bool:
     """Return whether an entry of vectorised infos has one value per environment."""
     return not name.startswith("_") and isinstance(column, np.ndarray) and column.shape == (num_envs,)
+
+
+def stack_steps(
+    steps: Sequence[Step], group: np.ndarray, values: Sequence[Tensor] | None, states: bool = False
+) -> Rollout:
+    """Stack steps along the time axis.
+
+    Args:
+        steps: one step per turn of the rollout; at least one.
+        group: global group index of each environment, int64 ``(env,)``.
+        values: results of :func:`~lrl.training.collect.final_values` for each step; None without a critic.
+        states: whether to number the observations by :func:`observation_key`.
+
+    Returns:
+        A rollout whose tensors are ``(time, env, ...)``, zero where an environment took no turn.
+    """
+    num_envs, decisions, rows = len(group), [step.decisions for step in steps], [step.rows for step in steps]
+    cells = np.repeat(np.arange(len(steps)), [len(envs) for envs in rows]), np.concatenate(rows)
+
+    def stack(tensors: Sequence[Tensor]) -> Tensor:
+        return scatter(rows, tensors, num_envs)
+
+    def stack_arrays(arrays: Sequence[np.ndarray]) -> Tensor:
+        joined = np.concatenate(arrays)  # in the widest dtype of the steps
+        out = np.zeros((len(steps), num_envs), joined.dtype)
+        out[cells] = joined
+        return torch.from_numpy(out)
+
+    estimates = [decision.values for decision in decisions if decision.values is not None]
+    return Rollout(
+        inputs={name: stack([decision.inputs[name] for decision in decisions]) for name in decisions[0].inputs},
+        response_mask=stack([decision.response_mask for decision in decisions]),
+        logprobs=stack([decision.logprobs for decision in decisions]),
+        values=stack(estimates) if estimates else None,
+        rewards=stack_arrays([step.rewards for step in steps]).float(),
+        terminated=stack_arrays([step.terminated for step in steps]),
+        truncated=stack_arrays([step.truncated for step in steps]),
+        active=stack_arrays([np.ones(len(envs), dtype=bool) for envs in rows]),
+        turn=stack_arrays([step.turn for step in steps]),
+        group=torch.from_numpy(group),
+        observations=[_spread(step.rows, [text_of(seen) for seen in step.observations], num_envs) for step in steps],
+        responses=[_spread(step.rows, step.decisions.actions, num_envs) for step in steps],
+        metrics=turn_metrics(steps),
+        final_values=None if values is None else stack(values),
+        state=stack([_observation_keys(step.observations) for step in steps]) if states else None,
+    )
+
+
+def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int) -> Tensor:
+    """Stack tensors ``(row, ...)`` to one ``(time, env, ...)``, zero where an environment has no row.
+
+    Trailing axes of different length are padded on the right.
+
+    Args:
+        rows: environments of the rows at each time, int64 ``(row,)``.
+        tensors: a tensor ``(row, ...)`` for each time.
+        num_envs: size of the ``env`` axis.
+    """
+    first, times = tensors[0], list(zip(rows, tensors, strict=True))
+    if all(len(envs) == num_envs and tensor.shape == first.shape for envs, tensor in times):
+        return torch.stack(list(tensors))
+    shape = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    out = torch.zeros(len(times), num_envs, *shape, dtype=first.dtype, device=first.device)
+    for time, (envs, tensor) in enumerate(times):
+        window = (time, torch.from_numpy(envs).to(first.device), *(slice(size) for size in tensor.shape[1:]))
+        out[window] = tensor
+    return out
+
+
+def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
+    """Return the metrics in the infos, each float32 ``(turn,)``, or ``(episode,)`` for metrics of whole episodes."""
+    columns: dict[str, list[np.ndarray]] = defaultdict(list)
+    for step in steps:
+        reported = {name: column for name, column in step.infos.items() if column.dtype.kind in "bfiu"}
+        reported |= {"episode_return": step.episode_return, "episode_length": step.turn + 1}
+        for name, column in reported.items():
+            columns[name].append(column[step.ended] if name in _EPISODE_METRICS else column)
+    return {name: torch.from_numpy(np.concatenate(columns[name])).float() for name in sorted(columns)}
+
+
+def observation_key(observation: Any) -> int:
+    """Return a 64-bit hash of an observation, which is the same in every process and on every machine.
+
+    Args:
+        observation: a text, a number, an array, or a dict or tuple of these.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for part in _parts(observation):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def _parts(observation: Any) -> Iterator[bytes]:
+    """Yield the parts of an observation in a canonical order."""
+    if isinstance(observation, str):
+        yield text_of(observation).encode()
+    elif isinstance(observation, Mapping):
+        for name in sorted(observation):
+            yield str(name).encode()
+            yield from _parts(observation[name])
+    elif isinstance(observation, tuple):
+        for part in observation:
+            yield from _parts(part)
+    else:
+        yield (np.asarray(observation) + 0).tobytes()  # -0.0 equals 0.0
+
+
+def _observation_keys(observations: Sequence[Any]) -> Tensor:
+    """Return the :func:`observation_key` of each observation, int64 ``(row,)``."""
+    return torch.tensor([observation_key(observation) for observation in observations], dtype=torch.int64)
+
+
+def _spread(rows: np.ndarray, items: Sequence[Any], num_envs: int) -> list[Any]:
+    """Return one text or native action per environment; an empty text where it took no turn."""
+    out: list[Any] = [""] * num_envs
+    for row, item in zip(rows, items, strict=True):
+        out[row] = item
+    return out

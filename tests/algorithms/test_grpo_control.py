@@ -19,7 +19,8 @@ from lrl.functional.groups import GroupedTurns, group_advantages, grouped_gae, s
 from lrl.policies.mlp import MLPPolicy
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward
 from lrl.rewards.reward import Row
-from lrl.training.collect import CollectionPlan, EpisodeCollector, observation_key
+from lrl.rollouts.runner import observation_key
+from lrl.training.collect import CollectionPlan, EpisodeCollector
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFF", "HFG"], "is_slippery": False})
 

@@ -1,16 +1,17 @@
-"""The one loop that plays environments."""
+"""The one loop that plays environments, and the rollout of its steps."""
 
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import lrl
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.baselines import ConstantActor
-from lrl.rollouts.runner import EnvRunner
+from lrl.rollouts.runner import EnvRunner, Step, stack_steps
 from lrl.types import Decisions, RandomKeys, SamplingConfig
 
 
@@ -116,3 +117,32 @@ def test_only_the_runner_steps_vectorised_environments():
     package = Path(lrl.__file__).parent
     stepping = {path for path in package.rglob("*.py") if "envs.step(" in path.read_text()}
     assert stepping == {package / "rollouts" / "runner.py", package / "search" / "rollouts.py"}
+
+
+def step_of(rows, reward):
+    """Return a turn of some environments, whose rewards have the dtype of ``reward``."""
+    ended, mask = np.zeros(len(rows), dtype=bool), torch.ones(len(rows), 1, dtype=torch.bool)
+    decisions = Decisions(
+        actions=["left"] * len(rows),
+        inputs={},
+        response_mask=mask,
+        logprobs=torch.zeros(len(rows), 1),
+        memory=[()] * len(rows),
+    )
+    return Step(
+        rows=np.array(rows),
+        observations=["seen"] * len(rows),
+        decisions=decisions,
+        rewards=np.full(len(rows), reward),
+        terminated=ended,
+        truncated=ended,
+        turn=np.zeros(len(rows), dtype=np.int64),
+        episode_return=np.zeros(len(rows)),
+        infos={},
+    )
+
+
+@pytest.mark.parametrize("second", [[0, 1], [1]])
+def test_later_steps_of_a_wider_dtype_keep_their_numbers(second):
+    rollout = stack_steps([step_of([0, 1], 1), step_of(second, 0.75)], np.arange(2), None)
+    assert rollout.rewards[:, 1].tolist() == [1, 0.75]

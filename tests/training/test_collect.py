@@ -1,15 +1,11 @@
 """Every algorithm adds the callback that collects rollouts, for all callbacks that the user gives the trainer."""
 
 import lightning as L
-import numpy as np
 import pytest
-import torch
 from tiny_runs import Counter, demonstrations, make_trainer, network, rollout_data, save_tiny_model, sft
 
-from lrl.rollouts.runner import Step
-from lrl.training.collect import VectorEnvRollouts, stack_steps
+from lrl.training.collect import VectorEnvRollouts
 from lrl.training.progress import ConsoleProgress
-from lrl.types import Decisions
 
 
 class CountedRollouts(VectorEnvRollouts):
@@ -63,32 +59,3 @@ def test_a_run_on_demonstrations_collects_nothing(tmp_path):
     trainer = make_trainer(tmp_path, max_epochs=1)
     trainer.fit(sft(save_tiny_model(tmp_path)), demonstrations())
     assert not collecting(trainer)
-
-
-def step_of(rows, reward):
-    """Return a turn of some environments, whose rewards have the dtype of ``reward``."""
-    ended, mask = np.zeros(len(rows), dtype=bool), torch.ones(len(rows), 1, dtype=torch.bool)
-    decisions = Decisions(
-        actions=["left"] * len(rows),
-        inputs={},
-        response_mask=mask,
-        logprobs=torch.zeros(len(rows), 1),
-        memory=[()] * len(rows),
-    )
-    return Step(
-        rows=np.array(rows),
-        observations=["seen"] * len(rows),
-        decisions=decisions,
-        rewards=np.full(len(rows), reward),
-        terminated=ended,
-        truncated=ended,
-        turn=np.zeros(len(rows), dtype=np.int64),
-        episode_return=np.zeros(len(rows)),
-        infos={},
-    )
-
-
-@pytest.mark.parametrize("second", [[0, 1], [1]])
-def test_later_steps_of_a_wider_dtype_keep_their_numbers(second):
-    rollout = stack_steps([step_of([0, 1], 1), step_of(second, 0.75)], np.arange(2), None)
-    assert rollout.rewards[:, 1].tolist() == [1, 0.75]
