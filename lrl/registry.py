@@ -92,6 +92,7 @@ def enable_short_names() -> None:
     resolve = _typehints.resolve_class_path_by_name
 
     def resolve_component(kind: Any, name: str) -> str:
+        """Return the class path of a registered name, or that of a subclass of ``kind``."""
         return components().get(name) or resolve(kind, name)
 
     _typehints.resolve_class_path_by_name = resolve_component

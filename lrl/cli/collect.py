@@ -227,6 +227,7 @@ def _exit_on_sigterm() -> Iterator[None]:
     process = os.getpid()
 
     def leave(number: int, _: object) -> None:
+        """Raise the exception, or end a process of an environment."""
         if os.getpid() != process:  # this is a forked process of an environment, which only exits
             os._exit(128 + number)
         raise _EndedBySignal(128 + number)

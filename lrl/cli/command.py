@@ -47,6 +47,7 @@ def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], Non
     """
 
     def main(prog: str, args: Sequence[str]) -> None:
+        """Parse the arguments and call the function."""
         parser = ArgumentParser(
             prog=prog,
             description=inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0],

@@ -91,6 +91,7 @@ def _of_checkpoint(checkpoint: str, value_head: bool) -> _Source:
         )
 
     def save_others(draft: Path) -> None:
+        """Write the tokenizer, and the value head if it is requested."""
         language_model.tokenizer.save(draft)
         if value_head and head is not None:
             head.save(draft)

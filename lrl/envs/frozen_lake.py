@@ -321,6 +321,7 @@ def _read_row(record: Mapping[str, Any], where: str) -> Row:
     """Return the row of a record; errors contain the row and the column."""
 
     def cell(column: str, convert: Callable[[str], Any], expected: str) -> Any:
+        """Return the converted cell of a column, or raise an error that states what was expected."""
         try:
             return convert(record[column] or "")  # a short row has no such cell
         except ValueError as error:

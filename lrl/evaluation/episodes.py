@@ -226,6 +226,7 @@ def evaluate_policy(
     envs = env_factory.make(min(num_envs, len(index)), policy.response_format)
 
     def steps() -> Iterator[EpisodeStep]:
+        """Yield the steps of all episodes, and report each step and each finished episode."""
         for rows, step in play_episodes(policy, envs, index, seed, sampling):
             yield rows, step
             if on_step is not None:

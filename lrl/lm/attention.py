@@ -260,12 +260,14 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def convert(recurse: bool, part: nn.Module, *_: Any) -> None:
+        """Convert the tensors of a module before its forward pass."""
         for tensor in (*part.parameters(recurse), *(() if dtype in HALVED else part.buffers(recurse))):
             if tensor.dtype in others and not hasattr(tensor, "quant_state"):  # 16-bit storage of packed 4-bit weights
                 kept[id(tensor)] = tensor, tensor.data
                 tensor.data = tensor.data.to(dtype)
 
     def restore(recurse: bool, part: nn.Module, *_: Any) -> None:
+        """Restore the tensors of a module after its forward pass."""
         for tensor in (*part.parameters(recurse), *part.buffers(recurse)):
             if id(tensor) in kept:
                 tensor.data = kept.pop(id(tensor))[1]

@@ -222,6 +222,7 @@ def texts_per_row(counts: Tensor, prompt: int, response: int) -> int:
     """
 
     def cost(per_row: int) -> float:
+        """Return the cost of all rows, relative to that of a row of one text without attention."""
         rows = int(((counts + per_row - 1) // per_row).sum())
         columns = prompt + per_row * response / 2
         return rows * (1 + columns / 32) + rows * per_row * (1 + columns / 50)

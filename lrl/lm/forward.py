@@ -100,6 +100,7 @@ def head_inputs(model: Any, cells: Tensor | None = None, last_only: bool = False
     collected: list[Tensor] = []
 
     def keep(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Store the inputs of the head, and return those that it computes logits from."""
         states = args[0] if cells is None else args[0].flatten(0, 1)[cells][None]
         collected.append(states)
         return ((states[:, -1:] if last_only else states).contiguous(),)

@@ -245,6 +245,7 @@ class LowerLayers:
         seen = torch.ones(rows, width, before + width, dtype=torch.bool, device=device).tril(before)
 
         def states(ids: Tensor, *parts: Tensor) -> Tensor:
+            """Return the states after a prompt whose keys and values alternate in ``parts``, one pair per layer."""
             return self.read_after(list(zip(parts[::2], parts[1::2], strict=True)), ids, positions, seen)[0]
 
         return place_matters(states, ids, *(part for pair in past for part in pair))

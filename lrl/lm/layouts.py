@@ -293,6 +293,7 @@ def _fill(shared: Sequence[int], sizes: Sequence[int], extra: int, width: int | 
     longest = max(sizes) + extra
 
     def fill(width: int) -> tuple[list[int], float]:
+        """Return the row of each path for a width of rows, and the cost of this layout."""
         row, filled, widest = list[int](), 0, 0
         for common, size in zip(shared, sizes, strict=True):
             added = filled + size - common + extra

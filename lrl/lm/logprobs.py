@@ -154,6 +154,7 @@ def token_logprobs(
         return none, none
 
     def chunk(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies of some tokens, each ``(token,)``."""
         return _Pick.apply(head(states), ids, temperature)  # pyright: ignore
 
     size = max(_MIN_CHUNK_TOKENS, _CHUNK // vocabulary)

@@ -193,6 +193,7 @@ class ChatTokenizer:
         attempts: dict[int, tuple[str, list[int]]] = {}
 
         def fits(dropped: int) -> bool:
+            """Store the prompt without the oldest ``dropped`` turns; return whether it is short enough."""
             text, is_marked = self._prompt_text(template.messages(codec, observation, window[dropped:]))
             attempts[dropped] = text, self._encode(text, is_marked)
             return len(attempts[dropped][1]) <= max_prompt_tokens

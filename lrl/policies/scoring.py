@@ -288,6 +288,7 @@ class ScoringPolicy(Policy):
             return super().critic_view(batch)
 
         def states_of(turns: TurnBatch) -> Tensor:
+            """Return the hidden states ``(turn, hidden)`` from which the critic computes values."""
             prompts = turns.inputs["prompt_ids"], turns.inputs["prompt_mask"]
             return cast(Tensor, self._scores_and_states(*prompts)[1])
 

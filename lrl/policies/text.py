@@ -171,6 +171,7 @@ class TextPolicy(Policy):
         turns = TurnBatch(inputs=inputs, response_mask=mask, old_logprobs=zeros, advantages=zeros)
 
         def logprobs(part: TurnBatch) -> Tensor:
+            """Return the log-probabilities ``(turn, token)`` of the turns of one pass."""
             layout = self._layout(part.inputs, part.response_mask)
             return self._logprobs(layout, part.inputs["response_ids"], part.response_mask)
 

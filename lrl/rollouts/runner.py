@@ -244,9 +244,11 @@ def stack_steps(
     cells = np.repeat(np.arange(len(steps)), [len(envs) for envs in rows]), np.concatenate(rows)
 
     def stack(tensors: Sequence[Tensor]) -> Tensor:
+        """Stack tensors ``(row, ...)``, one per step, to one ``(time, env, ...)``."""
         return scatter(rows, tensors, num_envs)
 
     def stack_arrays(arrays: Sequence[np.ndarray]) -> Tensor:
+        """Stack arrays ``(row,)``, one per step, to a tensor ``(time, env)``."""
         joined = np.concatenate(arrays)  # in the widest dtype of the steps
         out = np.zeros((len(steps), num_envs), joined.dtype)
         out[cells] = joined

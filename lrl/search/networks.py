@@ -148,6 +148,7 @@ def _fresh_returns(task: SearchTask, policy: Policy, budget: SearchBudget, seed:
     greedy = SamplingConfig(temperature=0.0)
 
     def decide(observations: np.ndarray) -> Any:
+        """Return the greedy actions of all rows."""
         return policy.act(observations, [()] * len(rows), keys, greedy).actions  # pyright: ignore[reportArgumentType]
 
     with closing(envs):

@@ -206,6 +206,7 @@ class LinearPolicy(SearchedPolicy):
         weights, bias = rows[:inputs], rows[inputs:].sum(0)  # zeros if there is no row of biases
 
         def scores(observations: np.ndarray) -> np.ndarray:
+            """Return the outputs ``(row, output)`` of the linear policy."""
             # A matrix product would depend on the number of rows in its rounding.
             return (observations.reshape(len(observations), inputs, 1) * weights).sum(1) + bias
 

@@ -110,6 +110,7 @@ def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float) ->
     warmup_steps = math.ceil(warmup * total_steps)
 
     def factor(step: int) -> float:
+        """Return the factor of an optimiser step, between 0 and 1."""
         if step < warmup_steps:
             return step / warmup_steps
         progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
