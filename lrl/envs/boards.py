@@ -311,9 +311,10 @@ def _carve(rng: np.random.Generator, size: int) -> int:
 def _pull_boxes(room: Room, search_depth: int) -> tuple[int, int, int] | None:
     """Pull the boxes away from their targets by a depth-first search.
 
-    The player pulls a box that is directly behind it. A state's score is the sum of the distances between boxes and
-    their targets, multiplied by the number of pulls that move another box than the previous pull, or are the first.
-    The score is 0 if a box or the player is on a target. The first state with the highest score is chosen.
+    A move of the player also pulls the box in the cell directly behind the player, if there is one. A state's score is
+    the sum of the distances between boxes and their targets, multiplied by the number of pulls that move another box
+    than the previous pull, or are the first. The score is 0 if a box or the player is on a target. The first state with
+    the highest score is chosen.
 
     Returns:
         Sum of the distances, player and boxes; None if no state has a positive score.
