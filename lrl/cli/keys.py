@@ -25,13 +25,14 @@ _TOP = {
     "data": "class of the data module",
     "seed_everything": "seed of all random numbers (default: 0)",
     "run_directory": "folder to which the run is written (default: runs/<env>/<algorithm>/<date>-seed<k>)",
-    "ckpt_path": "checkpoint or run directory to resume from",
+    "ckpt_path": "checkpoint or run directory to load; without config, the configuration is that of its run",
     "weights_only": "whether a checkpoint is loaded without unpickling other objects",
     "push_to_hub": "repository of the Hugging Face hub to which the trained model is exported",
     "trainer": "arguments of the trainer as one mapping",
 }
 """The keys at the top of a configuration, and what they mean."""
 _OF_COMMAND = {
+    "fit": {"resume": "run directory or checkpoint of a run that is continued in its directory; read like ckpt_path"},
     "validate": {"verbose": "whether the figures are printed"},
     "test": {"verbose": "whether the figures are printed"},
     "predict": {"return_predictions": "whether predictions are returned to a Python program"},

@@ -7,6 +7,7 @@ import csv
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -27,6 +28,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lrl.cli.error_messages import user_errors
+from lrl.cli.program import run_of
 from lrl.cli.run_directory import RunDirectory, experiment_name
 from lrl.evaluation.load import checkpoint_file
 from lrl.files import resolve_config, shipped
@@ -138,6 +140,8 @@ class SaveRunConfig(SaveConfigCallback):
     """The configuration as YAML, once a checkpoint has been written."""
     begun = False
     """Whether training or an evaluation has started."""
+    before = 0
+    """Number of minibatches that were trained before this launch."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove what was appended to files after the checkpoint was written.
@@ -149,9 +153,13 @@ class SaveRunConfig(SaveConfigCallback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record that the run has started: from now on its directory is kept, even after an error."""
+        self.begun, self.before = True, _trained(trainer)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record that an evaluation has started."""
         self.begun = True
 
-    on_validation_start = on_test_start = on_predict_start = on_train_start
+    on_test_start = on_predict_start = on_validation_start
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration in the checkpoint, so that it can be loaded without the run directory."""
@@ -183,6 +191,7 @@ class LRLCLI(LightningCLI):
             "exit_on_error": False,
         }  # run() prints the errors
         self.run_directory: RunDirectory | None = None
+        self._restarted = False
         self._args = sys.argv[1:] if args is None else args
         enable_short_names()
         each = {"exit_on_error": False} | dict.fromkeys(self.subcommands(), defaults)
@@ -200,7 +209,7 @@ class LRLCLI(LightningCLI):
                 auto_configure_optimizers=False,  # the module creates its optimizer; --optimizer would be ignored
             )
         except BaseException:
-            if self.run_directory is not None and not self._begun:
+            if self.run_directory is not None and not any(callback.begun for callback in self._records):
                 self.run_directory.discard()
             raise
 
@@ -212,21 +221,37 @@ class LRLCLI(LightningCLI):
         known = LightningCLI.subcommands()
         return {name: known[name] for name in known if name in self._args} or known
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments, without Lightning's warning that these are not those of the process."""
+        self.config = parser.parse_args(args)
+
     def after_fit(self) -> None:
-        """Report a resumed run that had nothing left to train."""
+        """Check that a resumed run had something left to train, unless it is a job that was restarted.
+
+        Raises:
+            ValueError: If the run had already ended.
+        """
         checkpoint = self._get(self.config, "ckpt_path")
-        if checkpoint and not self._begun:
-            logging.getLogger("lrl").warning(
-                "nothing was trained: ckpt_path is %s, whose run had already reached a limit such as "
-                "trainer.max_epochs; raise the limit to continue it.",
-                checkpoint,
-            )
+        if not checkpoint or any(part.begun and part.before < _trained(self.trainer) for part in self._records):
+            return
+        sentence = (
+            f"nothing was trained: ckpt_path is {os.path.relpath(checkpoint)!r}, whose run had already reached a limit "
+            "such as trainer.max_epochs or data.max_env_steps; raise the limit to continue it."
+        )
+        if self._restarted:
+            logging.getLogger("lrl").warning(sentence)
+            return
+        for callback in self._records:
+            callback.begun = False
+        if self.run_directory is not None and self.run_directory.made is not None:
+            shutil.rmtree(self.run_directory.path / "checkpoints", ignore_errors=True)  # a copy of the given one
+        raise ValueError(sentence)
 
     @property
-    def _begun(self) -> bool:
-        """True if training or an evaluation has started."""
-        callbacks = self.trainer.callbacks if hasattr(self, "trainer") else []  # pyright: ignore
-        return any(getattr(callback, "begun", False) for callback in callbacks)
+    def _records(self) -> list[SaveRunConfig]:
+        """The callback that records the run, once there is a trainer."""
+        callbacks: list[Any] = cast(Any, self.trainer).callbacks if hasattr(self, "trainer") else []
+        return [callback for callback in callbacks if isinstance(callback, SaveRunConfig)]
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Return a parser whose ``--config`` is :class:`ConfigFile`."""
@@ -252,11 +277,12 @@ class LRLCLI(LightningCLI):
             ValueError: If the checkpoint, the login of Weights & Biases or the run directory cannot be used.
         """
         config = self.config[self.subcommand] if self.subcommand else self.config
-        experiment = experiment_name([str(path) for path in config.get("config") or []])
-        resumed = config.get("ckpt_path")
+        configs, resumed, origin = [str(path) for path in config.get("config") or []], config.get("ckpt_path"), None
         if resumed:
             config.ckpt_path = str(checkpoint_file(Path(resumed), "ckpt_path"))
             check_ours(Path(config.ckpt_path))
+            run = run_of(config.ckpt_path)
+            origin = run if configs and Path(configs[0]).resolve() == run / "config.yaml" else None
         check_settings(config.trainer, self.subcommand)
         if isinstance(config.trainer.logger, Namespace):
             config.trainer.logger = [config.trainer.logger]
@@ -266,17 +292,24 @@ class LRLCLI(LightningCLI):
                 check_wandb_login()
         trains = self.subcommand in (None, "fit")
         resumed = config.get("ckpt_path") if trains else None
-        self.run_directory = RunDirectory.create(config.run_directory, experiment, config.seed_everything, resumed)
+        beside = None
+        if origin is not None:
+            beside = origin.with_name(
+                f"{origin.name.partition('-resumed-')[0]}-{'resumed' if trains else self.subcommand}"
+            )
+        self.run_directory = RunDirectory.create(
+            config.run_directory, experiment_name(configs), config.seed_everything, resumed, beside
+        )
         restarted = self.run_directory.restart_from() if trains else None
         if restarted is not None:
             logging.getLogger("lrl").info("the job was restarted: resuming %s", os.path.relpath(restarted))
-            config.ckpt_path = str(restarted)
+            config.ckpt_path, self._restarted = str(restarted), True
         if not trains and not config.get("ckpt_path"):
             logging.getLogger("lrl").warning(
                 "no --ckpt_path is given: %s evaluates the untrained policy", self.subcommand
             )
         for logger in loggers:
-            log_to(logger, self.run_directory.path)
+            log_to(logger, self.run_directory.path, origin)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
@@ -323,6 +356,12 @@ class LRLCLI(LightningCLI):
                 callback.run_directory, callback.lengths = directory, lengths
 
 
+def _trained(trainer: L.Trainer) -> int:
+    """Return the number of minibatches that the whole run has trained."""
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return progress.processed
+
+
 _LIMITS = {
     "fit": ("limit_train_batches", "max_epochs", "max_steps"),
     "validate": ("limit_val_batches",),
@@ -361,12 +400,13 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
     trainer.callbacks = callbacks
 
 
-def log_to(logger: Namespace, path: Path) -> None:
+def log_to(logger: Namespace, path: Path, origin: Path | None = None) -> None:
     """Set the directory and the run name of a logger, if its class has settings for them.
 
     Args:
         logger: the class path and arguments of the logger.
         path: the run directory.
+        origin: the run from which the settings of the logger come, if any.
     """
     settings = logger.init_args
     if "save_dir" in settings:
@@ -374,7 +414,7 @@ def log_to(logger: Namespace, path: Path) -> None:
     if logger.class_path.endswith((".CSVLogger", ".TensorBoardLogger")):
         settings.name, settings.version = "", ""
     elif "name" in settings:
-        settings.name = settings.name or path.name
+        settings.name = path.name if origin is not None and settings.name == origin.name else settings.name or path.name
 
 
 def append_rows(logger: CSVLogger) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 TRAINER_COMMANDS = {
     "fit": "train a policy",
@@ -96,7 +97,52 @@ def _train(args: Sequence[str], started: float) -> None:
             if text is not None:
                 sys.stdout.write(text)
                 return
+            args = with_configuration(args)
             check_keys(args)
     from lrl.cli.main import run
 
-    run(started=started)
+    run(args, started)
+
+
+def with_configuration(args: Sequence[str]) -> list[str]:
+    """Return arguments with the configuration of the run whose checkpoint they name.
+
+    ``--ckpt_path RUN`` without ``--config`` reads ``RUN/config.yaml``. So does ``--resume RUN``, which is replaced by
+    options that continue the run in its own directory.
+
+    Args:
+        args: command-line arguments, beginning with the command.
+
+    Raises:
+        ValueError: If the run does not exist or has no checkpoint or no configuration, or ``--resume`` cannot be used.
+    """
+    command, *others = args
+    values: dict[str, str] = {}
+    for number, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        values[name] = value if equals else " ".join(args[number + 1 : number + 2])
+    resumed, has_config = values.get("--resume"), not {"--config", "-c"}.isdisjoint(values)
+    if resumed is not None:
+        if command != "fit" or not {"--ckpt_path", "--run_directory"}.isdisjoint(values):
+            raise ValueError("resume continues a run of lrl fit in its directory, without ckpt_path and run_directory.")
+        place = next(place for place, arg in enumerate(others) if arg.partition("=")[0] == "--resume")
+        del others[place : place + (1 if "=" in others[place] else 2)]
+    elif has_config or values.get("--ckpt_path", "null") == "null":
+        return list(args)
+    name, path = ("ckpt_path", values["--ckpt_path"]) if resumed is None else ("resume", resumed)
+    run = run_of(path)
+    if not Path(path).exists():
+        raise ValueError(f"{name} is {path!r}, which does not exist; give the directory or a checkpoint of a run.")
+    if Path(path).resolve() == run and not (run / "checkpoints" / "last.ckpt").exists():
+        raise ValueError(f"{name} is {path!r}, which has no checkpoints/last.ckpt; start the run again.")
+    if not has_config and not (run / "config.yaml").is_file():
+        raise ValueError(f"{name} is {path!r}, but there is no {str(run / 'config.yaml')!r}; give a config.")
+    first = [] if has_config else ["--config", str(run / "config.yaml"), "--run_directory", "null"]
+    last = [] if resumed is None else ["--ckpt_path", resumed, "--run_directory", str(run)]
+    return [command, *first, *others, *last]
+
+
+def run_of(path: str | Path) -> Path:
+    """Return the run directory of a checkpoint as an absolute path; a run directory is returned as it is."""
+    path = Path(path).resolve()
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent if path.is_file() else path

@@ -52,7 +52,9 @@ class RunDirectory:
     """Folder to which the records of the previous launch were moved, if this launch continues in the same directory."""
 
     @classmethod
-    def create(cls, wanted: str | None, experiment: str, seed: int, resumed: str | None = None) -> RunDirectory:
+    def create(
+        cls, wanted: str | None, experiment: str, seed: int, resumed: str | None = None, beside: Path | None = None
+    ) -> RunDirectory:
         """Create the run directory and start ``run.log``.
 
         A directory that is not empty is used by a Slurm job that was restarted, and by a launch that resumes a
@@ -63,11 +65,15 @@ class RunDirectory:
             experiment: ``<env>/<algorithm>``.
             seed: the run's seed.
             resumed: the checkpoint from which training continues, if any.
+            beside: path to which a date is added for the default path, instead of that made of experiment and seed.
 
         Raises:
             ValueError: If the directory is not empty, or cannot be written to.
         """
-        path = Path(os.environ.get(_VARIABLE) or wanted or _default(Path("runs") / experiment, seed)).resolve()
+        default = (Path("runs") / experiment, "", f"-seed{seed}")
+        if beside is not None:
+            default = (beside.parent, f"{beside.name}-", "")
+        path = Path(os.environ.get(_VARIABLE) or wanted or _default(*default)).resolve()
         first = (
             _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
         )
@@ -211,8 +217,8 @@ def _restarts() -> int:
     return int(os.environ.get("SLURM_RESTART_COUNT", 0))
 
 
-def _default(parent: Path, seed: int) -> Path:
-    """Return the default path, whose name contains the date, or the ID of a job.
+def _default(parent: Path, prefix: str, suffix: str) -> Path:
+    """Return the default path, whose name contains the date, or the ID of a job, between a prefix and a suffix.
 
     Processes that Slurm or torchrun start together compute the same name independently. In a job with a single process,
     each further launch has a new name. After a restart of such a job, its n-th launch has the name of the n-th launch
@@ -223,10 +229,10 @@ def _default(parent: Path, seed: int) -> Path:
     step = os.environ.get("SLURM_STEP_ID") if tasks > 1 else None
     name = ".".join(part for part in (job, step, group) if part)
     stem = f"job{name}" if name else datetime.now().strftime("%Y%m%d-%H%M%S")
-    path, count = parent / f"{stem}-seed{seed}", 1
+    path, count = parent / f"{prefix}{stem}{suffix}", 1
     while not (step or group) and path.exists() and not _awaits_restart(path):
         count += 1
-        path = parent / f"{stem}-seed{seed}-{count}"
+        path = parent / f"{prefix}{stem}{suffix}-{count}"
     return path
 
 

@@ -116,7 +116,7 @@ def _fit(args: Sequence[str], lock: int) -> str:
         check=False,
         pass_fds=(lock,),
     )
-    if not result.returncode:
+    if not result.returncode or "nothing was trained" in result.stderr:  # it was killed after its last checkpoint
         return ""
     return (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from commands import run_words
 
-from lrl.cli.program import COMMANDS, TRAINER_COMMANDS
+from lrl.cli.program import COMMANDS, TRAINER_COMMANDS, with_configuration
 
 HELP = """
 import resource, runpy, sys
@@ -39,3 +39,53 @@ def test_the_help_of_all_commands_and_a_misspelt_key_take_less_than_three_second
 def test_an_unknown_command_is_one_sentence(word, sentence):
     done = run_words(["python", "-m", "lrl", word])
     assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The directory of a run with a checkpoint."""
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        (tmp_path / "run" / name).touch()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("name", ["", "checkpoints/best.ckpt"])
+def test_the_configuration_of_a_checkpoint_is_that_of_its_run_unless_another_is_given(run, name):
+    path, config = str(run / name), str(run / "config.yaml")
+    read = ["--config", config, "--run_directory", "null"]
+    assert with_configuration(["fit", "--ckpt_path", path, "--a=1"]) == ["fit", *read, "--ckpt_path", path, "--a=1"]
+    assert with_configuration(["test", f"--ckpt_path={path}"]) == ["test", *read, f"--ckpt_path={path}"]
+    in_place = ["--ckpt_path", path, "--run_directory", str(run)]
+    for given in (["--resume", path], [f"--resume={path}"]):
+        assert with_configuration(["fit", "--a", "1", *given, "--b=2"]) == [
+            "fit",
+            *read,
+            "--a",
+            "1",
+            "--b=2",
+            *in_place,
+        ]
+    others = ["fit", "--config", "x.yaml"]
+    assert with_configuration([*others, "--resume", path]) == [*others, *in_place]
+    for given in ([*others, "--ckpt_path", path], others, ["fit", "--ckpt_path=null"]):
+        assert with_configuration(given) == given
+
+
+@pytest.mark.parametrize(
+    ("words", "removed", "sentence"),
+    [
+        ("fit --ckpt_path nowhere", "", "ckpt_path is 'nowhere', which does not exist"),
+        ("fit --resume nowhere", "", "resume is 'nowhere', which does not exist"),
+        ("fit --resume run", "checkpoints/last.ckpt", "resume is 'run', which has no checkpoints/last.ckpt; start"),
+        ("validate --ckpt_path run", "config.yaml", "ckpt_path is 'run', but there is no '.*/run/config.yaml'; give"),
+        ("validate --resume run", "", "resume continues a run of lrl fit in its directory"),
+        ("fit --resume run --run_directory other", "", "in its directory, without ckpt_path and run_directory"),
+    ],
+)
+def test_a_run_that_cannot_be_continued_is_one_sentence(run, monkeypatch, words, removed, sentence):
+    monkeypatch.chdir(run.parent)
+    if removed:
+        (run / removed).unlink()
+    with pytest.raises(ValueError, match=sentence):
+        with_configuration(words.split())

@@ -9,6 +9,7 @@ from csv import DictReader
 
 import pytest
 import torch
+from commands import run_words
 
 import lrl.cli.main
 from lrl.cli.run_directory import RunDirectory
@@ -175,8 +176,8 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
     assert launch("fit", "--run_directory", run)[0] == 0
     before = rows_of(run)
     last = run / "checkpoints" / "last.ckpt"
-    status, out, said = launch("fit", "--run_directory", tmp_path / "finished", "--ckpt_path", last)
-    assert status == 0 and "nothing was trained" in out + said
+    status, _, said = launch("fit", "--run_directory", other, "--ckpt_path", last)
+    assert status == 2 and "nothing was trained: ckpt_path is" in said and not other.exists()
     command = ["fit", "--ckpt_path", last, "--trainer.max_epochs", "2", "--run_directory"]
     assert launch(*command, run)[0] == 0
     assert rows_of(run)[: len(before)] == before and len(rows_of(run)) == 2 * len(before)
@@ -193,6 +194,26 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
         status, _, said = launch(*words)
         assert status == 2 and "which is not empty; name a new one, or give a checkpoint in it as ckpt_path" in said
     assert len(rows_of(run)) == 2 * len(before) and os.listdir(other) == ["notes.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["--trainer.max_epochs", "--data.max_env_steps"])
+def test_a_run_is_continued_from_its_own_configuration_in_place_or_beside_it(launch, tmp_path, limit):
+    run = tmp_path / "run"
+    assert launch("fit", "--run_directory", run, "--trainer.max_epochs", "9", limit, "2")[0] == 0
+    before = rows_of(run)
+    collections = len({row["clock/env_steps"] for row in before})
+    for option in ("--ckpt_path", "--resume"):
+        done = run_words(["lrl", "fit", option, str(run)])
+        assert done.returncode == 2 and done.stderr.splitlines()[1].startswith("lrl: nothing was trained: ckpt_path is")
+    assert os.listdir(tmp_path) == ["network.yaml", "run"] and not (run / "earlier").exists()
+    assert run_words(["lrl", "fit", "--ckpt_path", str(run), limit, "17"]).returncode == 0
+    (beside,) = tmp_path.glob("run-resumed-20*")
+    assert run_words(["lrl", "fit", "--resume", str(run), limit, "17"]).returncode == 0
+    assert rows_of(run) == before + rows_of(beside)
+    assert len({row["clock/env_steps"] for row in rows_of(run)}) > collections
+    assert run_words(["lrl", "validate", "--ckpt_path", str(beside)]).returncode == 0
+    assert len(list(tmp_path.glob("run-validate-20*"))) == 1
 
 
 @pytest.fixture
