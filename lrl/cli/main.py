@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import csv
 import logging
 import os
 import re
 import shutil
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
@@ -29,7 +27,8 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lrl.cli.error_messages import user_errors
 from lrl.cli.program import run_of
-from lrl.cli.run_directory import RunDirectory, experiment_name
+from lrl.cli.run_directory import RunDirectory, append_rows, experiment_name, log_to
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.evaluation.load import checkpoint_file
 from lrl.files import resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
@@ -37,7 +36,7 @@ from lrl.ranges import check_seed
 from lrl.registry import enable_short_names, short_name
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.export import ExportModel
-from lrl.training.module import RunModule
+from lrl.training.module import PolicyModule, RunModule
 from lrl.training.progress import HeldOutTable
 
 _TEXT_OR_NONE = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\bNone\b""")
@@ -211,6 +210,8 @@ class LRLCLI(LightningCLI):
         except BaseException:
             if self.run_directory is not None and not any(callback.begun for callback in self._records):
                 self.run_directory.discard()
+            elif self.run_directory is not None and self.subcommand == "fit" and self.trainer.is_global_zero:
+                self.run_directory.log_commands("resume")
             raise
 
     def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -220,6 +221,23 @@ class LRLCLI(LightningCLI):
         """
         known = LightningCLI.subcommands()
         return {name: known[name] for name in known if name in self._args} or known
+
+    def report(self) -> None:
+        """Log the results of a run that trained, and commands that use it."""
+        if self.run_directory is None or self.subcommand not in (None, "fit") or not self.trainer.is_global_zero:
+            return
+        limits: dict[str, tuple[float, int | None]]
+        limits = {
+            "trainer.max_epochs": (self.trainer.current_epoch, self.trainer.max_epochs),
+            "trainer.max_steps": (self.trainer.global_step, self.trainer.max_steps),
+        }
+        if isinstance(self.datamodule, RolloutDataModule):
+            limits["data.max_env_steps"] = (self.datamodule.clocks["env_steps"], self.datamodule.max_env_steps)
+        raised = [f"--{key} {2 * limit}" for key, (done, limit) in limits.items() if limit and 0 < limit <= done]
+        played = ("evaluate", "watch") if isinstance(self.model, PolicyModule) else ()
+        self.run_directory.log_results()
+        further = ("plot", "compare", "resume") if raised else ("plot", "compare")
+        self.run_directory.log_commands("checkpoint", *played, *further, raised=" ".join(raised))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, without Lightning's warning that these are not those of the process."""
@@ -400,38 +418,6 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
     trainer.callbacks = callbacks
 
 
-def log_to(logger: Namespace, path: Path, origin: Path | None = None) -> None:
-    """Set the directory and the run name of a logger, if its class has settings for them.
-
-    Args:
-        logger: the class path and arguments of the logger.
-        path: the run directory.
-        origin: the run from which the settings of the logger come, if any.
-    """
-    settings = logger.init_args
-    if "save_dir" in settings:
-        settings.save_dir = str(path)
-    if logger.class_path.endswith((".CSVLogger", ".TensorBoardLogger")):
-        settings.name, settings.version = "", ""
-    elif "name" in settings:
-        settings.name = path.name if origin is not None and settings.name == origin.name else settings.name or path.name
-
-
-def append_rows(logger: CSVLogger) -> None:
-    """Make a logger append to the rows of an earlier run; Lightning 2.6.6 would delete them."""
-    file = Path(logger.log_dir) / "metrics.csv"
-    if not file.exists():
-        return
-    kept = file.with_name(".metrics.csv.kept")
-    os.replace(file, kept)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Experiment logs directory")  # its files are kept
-        writer = logger.experiment
-    os.replace(kept, file)
-    with file.open(newline="", encoding="utf-8") as rows:
-        writer.metrics_keys = list(next(csv.reader(rows), []))
-
-
 def _seed(value: Any) -> int:
     """Return the seed of the data; ``seed_everything`` may not be a boolean or null."""
     if isinstance(value, bool) or value is None:
@@ -494,5 +480,6 @@ def run(args: Any = None, started: float | None = None) -> None:
     """
     started = time.monotonic() if started is None else started
     with user_errors("lrl"):
-        LRLCLI(args)
+        done = LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
+        done.report()

@@ -61,11 +61,19 @@ def main() -> None:
     """Run the command line; an error that a user caused is printed as one sentence, with exit status 2.
 
     Raises:
-        SystemExit: If a user caused an error.
+        SystemExit: If a user caused an error, or interrupted the program.
     """
+    try:
+        _run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are imported; otherwise a command handles it
+        sys.stderr.write("lrl: interrupted\n")
+        raise SystemExit(130) from None
+
+
+def _run(args: Sequence[str]) -> None:
+    """Run the command that the first argument names."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # as `python -m lrl` does, so that packages in the current folder are found
-    args = sys.argv[1:]
     if not args or args[0] in ("-h", "--help"):
         commands = (f"  {name:<16} {text}\n" for name, text in (TRAINER_COMMANDS | COMMANDS).items())
         sys.stdout.write(f"{_HEAD}{''.join(commands)}{_OPTIONS}")
@@ -76,8 +84,7 @@ def main() -> None:
     elif args[0] in COMMANDS:
         importlib.import_module(MODULES.get(args[0], f"lrl.cli.{args[0]}")).main(f"lrl {args[0]}", args[1:])
     elif args[0] in TRAINER_COMMANDS or args[0].startswith("-"):
-        started = time.monotonic()
-        _train(args, started)
+        _train(args, time.monotonic())
     else:
         known = [*TRAINER_COMMANDS, *COMMANDS]
         near = difflib.get_close_matches(args[0], known, 1)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+from jsonargparse import Namespace
+from lightning.pytorch.loggers import CSVLogger
 
 from lrl.files import checkout
 from lrl.functional.distributed import read_checkpoint
@@ -31,6 +37,17 @@ _RECORDS = (
 """Files that a launch writes before training."""
 
 
+_RESULTS = (
+    "val/exact_success",
+    "val/return",
+    "val/success_rate",
+    "val/r2",
+    "val/loss",
+    "search/best_return",
+    "rollout/return",
+    "train/loss",
+)
+"""Metrics that are reported at the end of a run, the most important first."""
 _EARLIER = "earlier"
 """Folder of the files that are replaced when a launch continues in a run directory; each such launch adds a numbered
 folder."""
@@ -158,6 +175,60 @@ class RunDirectory:
             else:
                 _replace(file, file.read_bytes()[:kept])
 
+    def log_results(self) -> None:
+        """Log the best and the last value of each validation metric, or of a training metric if there is none."""
+        file = self.path / "metrics.csv"
+        if not file.exists():
+            return
+        with file.open(newline="", encoding="utf-8") as lines:
+            rows = list(csv.DictReader(lines))
+        for name in self._metrics():
+            values = [(float(row[name]), row) for row in rows if row.get(name)]
+            best, row = (min if name.endswith("loss") else max)(values, key=lambda logged: logged[0])
+            clock = "env_steps" if row.get("clock/env_steps") else "optimizer_steps"
+            when = f"after {float(row.get(f'clock/{clock}') or 0):.0f} {clock.replace('_', ' ')}"
+            logging.getLogger("lrl").info("%-16s  best %.4g (%s), last %.4g", name, best, when, values[-1][0])
+
+    def _metrics(self) -> list[str]:
+        """Return the names in :data:`_RESULTS` that the run has logged: of validation, or the first one of training."""
+        found = [name for name in _RESULTS if name in _columns(self.path)]
+        return [name for name in found if name.startswith("val/")] or found[:1]
+
+    def log_commands(self, *names: str, raised: str = "") -> None:
+        """Log the checkpoint of a run, ``best.ckpt`` if there is one, and commands that use the run.
+
+        A command for which the run does not have what it needs is left out.
+
+        Args:
+            names: ``checkpoint``, ``evaluate``, ``watch``, ``plot``, ``compare`` or ``resume``.
+            raised: options that raise the limits at which the run ended, for ``resume``.
+        """
+        run, metric = _shown(self.path), next(iter(self._metrics()), "")
+        found = [file for name in ("best.ckpt", "last.ckpt") if (file := self.path / "checkpoints" / name).exists()]
+        checkpoint = _shown(found[0]) if len(found) > 1 else run  # of a run directory, last.ckpt is loaded
+        other = self._other_run(metric) if "compare" in names else None
+        clock = "" if "clock/env_steps" in _columns(self.path) else " --clock minutes"
+        picture = _shown(self.path / f"{metric.replace('/', '_')}.png")
+        lines = {
+            "checkpoint": _shown(found[0]) if found else "",
+            "evaluate": f"lrl evaluate --checkpoint {checkpoint}" if found else "",
+            "watch": f"lrl watch --checkpoint {checkpoint}" if found else "",
+            "plot": f"lrl plot {run} --metric {metric}{clock} --out {picture}" if metric else "",
+            "compare": f"lrl compare {run} --baseline {_shown(other)} --metric {metric}" if other else "",
+            "resume": f"lrl fit --resume {run} {raised}".rstrip() if found and found[-1].name == "last.ckpt" else "",
+        }
+        for name in names:
+            if lines[name]:
+                logging.getLogger("lrl").info("%-10s  %s", name, lines[name])
+
+    def _other_run(self, metric: str) -> Path | None:
+        """Return the newest other run beside this one that has the same seed and has logged a metric."""
+        seed = _seed(self.path)
+        others = [folder for folder in self.path.parent.iterdir() if folder != self.path and folder.is_dir()]
+        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        same = (folder for folder in others if seed is not None and _seed(folder) == seed)
+        return next((folder for folder in same if metric in _columns(folder)), None)
+
     def close(self) -> None:
         """Close ``run.log``, for a program that continues after the run."""
         _stop_log()
@@ -245,6 +316,59 @@ def _awaits_restart(path: Path) -> bool:
 def _unused(path: Path) -> Path:
     """Return a new folder for the files that the next launch in a run directory replaces."""
     return path / _EARLIER / str(1 + len(list((path / _EARLIER).glob("*"))))
+
+
+def log_to(logger: Namespace, path: Path, origin: Path | None = None) -> None:
+    """Set the directory and the run name of a logger, if its class has settings for them.
+
+    Args:
+        logger: the class path and arguments of the logger.
+        path: the run directory.
+        origin: the run from which the settings of the logger come, if any.
+    """
+    settings = logger.init_args
+    if "save_dir" in settings:
+        settings.save_dir = str(path)
+    if logger.class_path.endswith((".CSVLogger", ".TensorBoardLogger")):
+        settings.name, settings.version = "", ""
+    elif "name" in settings:
+        settings.name = path.name if origin is not None and settings.name == origin.name else settings.name or path.name
+
+
+def append_rows(logger: CSVLogger) -> None:
+    """Make a logger append to the rows of an earlier run; Lightning 2.6.6 would delete them."""
+    file = Path(logger.log_dir) / "metrics.csv"
+    if not file.exists():
+        return
+    kept = file.with_name(".metrics.csv.kept")
+    os.replace(file, kept)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Experiment logs directory")  # its files are kept
+        writer = logger.experiment
+    os.replace(kept, file)
+    with file.open(newline="", encoding="utf-8") as rows:
+        writer.metrics_keys = list(next(csv.reader(rows), []))
+
+
+def _shown(path: Path) -> str:
+    """Return a path for a command in a shell, relative to the current folder if it is inside."""
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def _columns(run: Path) -> list[str]:
+    """Return the columns of a run's ``metrics.csv``; none if there is no such file."""
+    file = run / "metrics.csv"
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as lines:
+        return next(csv.reader(lines), [])
+
+
+def _seed(run: Path) -> str | None:
+    """Return the seed in the configuration of a run; None if there is none."""
+    file = run / "config.yaml"
+    found = re.search(r"^seed_everything: (\d+)$", file.read_text(encoding="utf-8"), re.M) if file.is_file() else None
+    return found and found[1]
 
 
 def _is_appended(file: Path) -> bool:

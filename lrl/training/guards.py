@@ -231,12 +231,18 @@ class Interruption:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._received:
             if number == signal.SIGINT:
+                if os.isatty(2):
+                    os.write(2, b"\x1b[?25h\n")  # show the cursor, which the progress bar hides
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             return
         self._received = number
         name = signal.Signals(number).name
         text = f"{name}: the run ends with a checkpoint after the current step; press Ctrl-C again to end it at once.\n"
+        if os.isatty(2):
+            text = (
+                f"\n{text}\n\n"  # below the progress bar, which erases as many lines as it has when it is drawn again
+            )
         os.write(2, text.encode())
         if self._abandons:
             self._abandons = False
@@ -290,7 +296,7 @@ class Interruption:
         if number:
             path, name = os.path.relpath(self._write()), signal.Signals(number).name
             if self._trainer.is_global_zero:
-                logging.getLogger("lrl").warning("%s: wrote %s; resume with ckpt_path %s", name, path, path)
+                logging.getLogger("lrl").warning("%s: wrote %s, from which the run can be resumed", name, path)
             # Lightning kills the main process if one of its child processes ends with a status other than 0.
             raise SystemExit(128 + number if self._trainer.is_global_zero else 0)
 

@@ -85,7 +85,7 @@ class ConsoleProgress(L.Callback):
         self._began, self._first = time.monotonic(), trainer.current_epoch
         self._advance(trainer.current_epoch, _num_collections(trainer, pl_module))
         self._begin_phase(trainer)
-        console = Console(stderr=True)
+        console = Console(stderr=True, soft_wrap=True)  # lines with paths stay whole
         if trainer.is_global_zero and sys.stderr.isatty() and console.is_interactive:
             self._live = Live(get_renderable=self._display, console=console, refresh_per_second=2, transient=True)
             self._live.start(refresh=True)

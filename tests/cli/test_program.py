@@ -6,7 +6,7 @@ import sys
 import pytest
 from commands import run_words
 
-from lrl.cli.program import COMMANDS, TRAINER_COMMANDS, with_configuration
+from lrl.cli.program import COMMANDS, TRAINER_COMMANDS, main, with_configuration
 
 HELP = """
 import resource, runpy, sys
@@ -39,6 +39,16 @@ def test_the_help_of_all_commands_and_a_misspelt_key_take_less_than_three_second
 def test_an_unknown_command_is_one_sentence(word, sentence):
     done = run_words(["python", "-m", "lrl", word])
     assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback(monkeypatch, capsys):
+    def interrupted(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lrl.cli.program._run", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130 and capsys.readouterr().err == "lrl: interrupted\n"
 
 
 @pytest.fixture

@@ -4,12 +4,13 @@ import json
 import logging
 import os
 import shlex
+import signal
 import sys
 from csv import DictReader
 
 import pytest
 import torch
-from commands import run_words
+from commands import run_command, run_words
 
 import lrl.cli.main
 from lrl.cli.run_directory import RunDirectory
@@ -214,6 +215,77 @@ def test_a_run_is_continued_from_its_own_configuration_in_place_or_beside_it(lau
     assert len({row["clock/env_steps"] for row in rows_of(run)}) > collections
     assert run_words(["lrl", "validate", "--ckpt_path", str(beside)]).returncode == 0
     assert len(list(tmp_path.glob("run-validate-20*"))) == 1
+
+
+def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="lrl")
+    names = ("checkpoint", "evaluate", "plot", "compare", "resume")
+    run, other = RunDirectory(tmp_path / "a run"), tmp_path / "other"
+    for folder in (run.path, other, tmp_path / "another seed"):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(f"seed_everything: {'another' in folder.name:d}\n")
+        (folder / "metrics.csv").write_text("clock/env_steps,val/return,rollout/return\n8,,3\n16,2,5\n24,1,4\n")
+    run.log_results()
+    run.log_commands(*names)
+    assert caplog.messages == [
+        "val/return        best 2 (after 16 env steps), last 1",
+        "plot        lrl plot 'a run' --metric val/return --out 'a run/val_return.png'",
+        "compare     lrl compare 'a run' --baseline other --metric val/return",
+    ]
+    caplog.clear()
+    (run.path / "metrics.csv").write_text("clock/optimizer_steps,train/loss\n4,0.5\n8,0.25\n12,0.375\n")
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / "last.ckpt").touch()
+    run.log_results()
+    run.log_commands(*names, raised="--trainer.max_epochs 6")
+    assert caplog.messages == [
+        "train/loss        best 0.25 (after 8 optimizer steps), last 0.375",
+        "checkpoint  'a run/checkpoints/last.ckpt'",
+        "evaluate    lrl evaluate --checkpoint 'a run'",
+        "plot        lrl plot 'a run' --metric train/loss --clock minutes --out 'a run/train_loss.png'",
+        "resume      lrl fit --resume 'a run' --trainer.max_epochs 6",
+    ]
+    caplog.clear()
+    (run.path / "checkpoints" / "best.ckpt").touch()
+    run.log_commands("checkpoint", "evaluate")
+    assert caplog.messages[1] == "evaluate    lrl evaluate --checkpoint 'a run/checkpoints/best.ckpt'"
+
+
+@pytest.mark.slow
+def test_the_commands_at_the_end_of_a_run_can_be_run(launch, tmp_path):
+    assert launch("fit", "--run_directory", tmp_path / "earlier")[0] == 0
+    status, _, said = launch("fit", "--run_directory", tmp_path / "run")
+    lines = [line.split("  ", 1) for line in said.partition("finished after ")[2].splitlines()[1:]]
+    results = [name for name, _ in lines if name.startswith("val/")]
+    commands = {name: command.strip() for name, command in lines[len(results) :]}
+    assert status == 0 and results == ["val/return", "val/success_rate"]
+    assert list(commands) == ["checkpoint", "evaluate", "watch", "plot", "compare", "resume"]
+    assert os.path.exists(commands.pop("checkpoint")) and commands["resume"].endswith("--trainer.max_epochs 2")
+    for command in commands.values():
+        assert run_command(command).returncode == 0, command
+    assert (tmp_path / "run" / "val_return.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_run_with_the_command_that_resumes_it(launch, tmp_path, monkeypatch, number):
+    collect = VectorEnvRollouts._collect
+
+    def sending(self, trainer, *given):
+        if trainer.current_epoch == 1:
+            os.kill(os.getpid(), number)
+        collect(self, trainer, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorEnvRollouts, "_collect", sending)
+        status, _, said = launch("fit", "--run_directory", tmp_path / "run", "--trainer.max_epochs", "3")
+    assert status == 128 + number and "Traceback" not in said
+    command = said.splitlines()[-1]
+    assert command == f"resume      lrl fit --resume {tmp_path / 'run'}"
+    assert run_command(command.removeprefix("resume")).returncode == 0
+    assert len({row["clock/env_steps"] for row in rows_of(tmp_path / "run")}) == 3
 
 
 @pytest.fixture

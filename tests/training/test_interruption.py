@@ -188,6 +188,17 @@ def test_a_second_ctrl_c_ends_at_once_and_a_second_sigterm_does_not(monkeypatch)
     assert sent == [(signal.SIGINT, signal.SIG_DFL), signal.SIGINT]
 
 
+def test_a_signal_does_not_damage_the_progress_bar_of_a_terminal(monkeypatch):
+    written, interruption = [], Interruption()
+    monkeypatch.setattr(os, "isatty", lambda number: True)
+    monkeypatch.setattr(os, "write", lambda number, text: written.append(text))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(signal, "raise_signal", lambda number: None)
+    for _ in range(2):
+        interruption._note(signal.SIGINT, None)
+    assert written[0].startswith(b"\nSIGINT: ") and written[0].endswith(b"\n\n\n") and written[1] == b"\x1b[?25h\n"
+
+
 def test_an_error_before_any_signal_is_raised():
     with pytest.raises(ZeroDivisionError):
         Interruption().attempt(lambda: 1 / 0)
