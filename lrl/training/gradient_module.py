@@ -307,7 +307,7 @@ class GradientModule(PolicyModule, ABC):
         self.record("train/update_kl", kl)
         if self.optimizer.adapts:
             total, count = self.reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
-            undone = self._updates.settle(self._trained, self.trainer.optimizers[0], total / max(count, 1))
+            undone = self._updates.settle(self._trained, self.trainer, total / max(count, 1))
             self.record("train/lr", kl.new_tensor([group["lr"] for group in self.trainer.optimizers[0].param_groups]))
             if self.optimizer.reject_kl is not None:
                 self.record("train/undone_updates", kl.new_tensor([float(undone)]))

@@ -145,26 +145,32 @@ class LimitedUpdates:
             self._before = [weight.detach().clone() for weight in weights], copy.deepcopy(optimizer.state_dict())
 
     @torch.no_grad()
-    def settle(self, weights: Iterable[Tensor], optimizer: torch.optim.Optimizer, kl: float) -> bool:
+    def settle(self, weights: Iterable[Tensor], trainer: L.Trainer, kl: float) -> bool:
         """Undo an update if it is too large, and set the learning rate of the next one.
 
         Args:
             weights: trained weights, as in :meth:`keep`.
-            optimizer: optimiser of these weights.
+            trainer: trainer with the optimiser of these weights, and its schedule if there is one.
             kl: divergence of the update in nats per token, over all ranks.
 
         Returns:
             Whether the update was undone.
         """
-        undone = self._config.rejects(kl) and self._before is not None
+        optimizer, undone = trainer.optimizers[0], self._config.rejects(kl) and self._before is not None
+        rates = [group["lr"] for group in optimizer.param_groups]  # a schedule goes on if the update is undone
         if undone:
             assert self._before is not None
             for weight, before in zip(weights, self._before[0], strict=True):
                 weight.copy_(before)
             optimizer.load_state_dict(self._before[1])
         self._before = None
-        for group in optimizer.param_groups:
-            group["lr"] = self._config.adapted(group["lr"], kl)
+        schedule: Any = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
+        bases = rates if schedule is None else schedule.base_lrs
+        new = [self._config.adapted(base, kl) for base in bases]
+        for group, rate, base, adapted in zip(optimizer.param_groups, rates, bases, new, strict=True):
+            group["lr"] = rate * adapted / base
+        if schedule is not None:
+            schedule.base_lrs = new
         return undone
 
 

@@ -37,19 +37,19 @@ class OptimizerConfig:
     of :meth:`adapted`. Null does not adapt it."""
     reject_kl: PositiveFloat | None = None
     """Maximum of KL(old || new) of the update of one collection, in nats per token. A larger update is undone: the
-    weights and the state of the optimiser before it are restored, and the learning rate is halved; each accepted update
-    multiplies it by 1.2, up to ``lr``, unless ``update_kl`` is set. Null undoes none."""
+    weights and the state of the optimiser before it are restored, and the learning rate is halved. Unless ``update_kl``
+    is set, each accepted update multiplies it by 1.2, up to ``lr``, which with a schedule is the rate before its decay.
+    Null undoes none."""
     factory: OptimizerFactory | None = None
     """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.optimizer")
-        for name in ("update_kl", "reject_kl"):
-            if getattr(self, name) is not None and (self.schedule != "constant" or self.warmup):
-                raise ValueError(
-                    f"model.optimizer.{name} is {getattr(self, name)}, but the learning rate has a schedule; "
-                    "model.optimizer.schedule must be constant and model.optimizer.warmup 0."
-                )
+        if self.update_kl is not None and (self.schedule != "constant" or self.warmup):
+            raise ValueError(
+                f"model.optimizer.update_kl is {self.update_kl}, but the learning rate has a schedule; "
+                "model.optimizer.schedule must be constant and model.optimizer.warmup 0."
+            )
 
     @property
     def adapts(self) -> bool:
@@ -74,7 +74,7 @@ class OptimizerConfig:
         return self.reject_kl is not None and not kl <= self.reject_kl
 
     def adapted(self, lr: float, kl: float) -> float:
-        """Return the learning rate of the next collection.
+        """Return the learning rate of the next collection; with a schedule, before its factor.
 
         It stays above a hundredth of the configured one, and below ten times the configured one with ``update_kl``.
 
