@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: quickstart quickstart-smollm2 smollm2 test test-fast test-offline test-all lint docs clean
+.PHONY: quickstart-steps quickstart quickstart-smollm2 smollm2 test test-fast test-offline test-all lint docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -27,7 +27,12 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	$(PIP) --no-build-isolation --editable ".[$(EXTRAS),docs]"
 	touch $@
 
-quickstart: $(VENV)/.installed
+quickstart-steps:
+	@echo "1. install lrl and its dependencies in $(VENV), unless this has been done: several gigabytes"
+	@echo "2. train a language model of 1.6 million parameters on FrozenLake: 3 to 7 minutes on two CPU cores"
+	@echo "3. evaluate it on 200 held-out episodes: less than a minute"
+
+quickstart: quickstart-steps $(VENV)/.installed
 	rm -rf $(RUN)
 	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo.yaml --run_directory $(RUN)
 	$(BIN)/lrl evaluate --checkpoint $(RUN)/checkpoints/last.ckpt --json $(RUN)/evaluation.json

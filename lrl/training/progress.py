@@ -54,8 +54,8 @@ class ConsoleProgress(L.Callback):
 
     The terminal shows what the run does, a bar over collections, the minutes that have passed and that remain, and the
     GPU memory; below are the figures of the last collection and of the last validation. Validation figures are logged
-    in lines of their own when they are new, at most once per twentieth of the run. If standard error is not a terminal,
-    there are only the logged lines.
+    in lines of their own when they are new, at most once per twentieth of the run. If standard output or standard error
+    is not a terminal, there are only the logged lines.
 
     If a run has fewer than twenty passes over demonstrations, with at least 100 batches each, a line is also logged
     within passes, at every twentieth of the run, with the metrics that were logged last.
@@ -86,7 +86,8 @@ class ConsoleProgress(L.Callback):
         self._advance(trainer.current_epoch, _num_collections(trainer, pl_module))
         self._begin_phase(trainer)
         console = Console(stderr=True, soft_wrap=True)  # lines with paths stay whole
-        if trainer.is_global_zero and sys.stderr.isatty() and console.is_interactive:
+        terminal = sys.stdout.isatty() and sys.stderr.isatty() and console.is_interactive
+        if trainer.is_global_zero and terminal:
             self._live = Live(get_renderable=self._display, console=console, refresh_per_second=2, transient=True)
             self._live.start(refresh=True)
             _log_to_stderr()  # which Live has replaced, to print lines above the bar

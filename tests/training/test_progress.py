@@ -63,6 +63,7 @@ def test_a_terminal_shows_lines_above_the_bar_and_nothing_is_wider_than_it(tmp_p
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setattr(log, "handlers", [handler])
     monkeypatch.setattr(log, "level", logging.INFO)
     monkeypatch.setattr("lrl.training.progress._gpu_memory", lambda trainer: "GPU 12.3/80 GiB")
@@ -78,6 +79,20 @@ def test_a_terminal_shows_lines_above_the_bar_and_nothing_is_wider_than_it(tmp_p
     logged = [line for line in written if "env steps" in line]
     assert [line.split("  ")[0] for line in logged] == ["collection 1/3", "collection 2/3", "collection 3/3"]
     assert all(("entropy" in line) == (columns == 120) for line in logged)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_there_is_no_bar_if_an_output_is_no_terminal(tmp_path, monkeypatch, name):
+    streams = {"stdout": Terminal(), "stderr": Terminal()} | {name: io.StringIO()}
+    for each, stream in streams.items():
+        monkeypatch.setattr(sys, each, stream)
+    monkeypatch.setattr(logging.getLogger("lrl"), "handlers", [logging.StreamHandler(streams["stderr"])])
+    monkeypatch.setattr(logging.getLogger("lrl"), "level", logging.INFO)
+    trainer = make_trainer(tmp_path, ConsoleProgress(), max_epochs=1)
+    trainer.fit(grpo(save_tiny_model(tmp_path / "tiny")), datamodule=rollout_data("episodes"))
+    text = streams["stderr"].getvalue()
+    assert "collection 1/1  " in text and "\x1b" not in text + streams["stdout"].getvalue() and "━" not in text
 
 
 @pytest.mark.parametrize(
