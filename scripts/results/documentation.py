@@ -45,7 +45,15 @@ from lrl.search.tables import RULES, budget_table, gains_table, random_text, rea
 from lrl.search.tasks import NETWORKS, TASKS
 from results.boards import boards_table
 from results.credit_truth import credit_table
-from results.summaries import baselines_table, figure_text, learning_table, minutes_text, pictures, seeds_text
+from results.summaries import (
+    baselines_table,
+    figure_text,
+    lasting_table,
+    learning_table,
+    minutes_text,
+    pictures,
+    seeds_text,
+)
 
 Results = Mapping[str, dict[str, Any]]
 """Kept results by name."""
@@ -364,6 +372,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "text_cost": _text_cost,
     "boards": lambda words, results, _: boards_table(_named(words[0], results)),
     "pilots": lambda words, results, _: pilots_table(_named(words[0], results)["pilots"]),
+    "lasting": lambda words, results, _: lasting_table([_named(name, results) for name in words]),
     "rephrased": lambda words, results, _: rephrased_table(_named(words[0], results)["rephrased"]),
     "search": _search,
     "search_budget": lambda words, results, _: budget_table(_searched(words[0], results)),

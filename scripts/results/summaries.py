@@ -52,7 +52,11 @@ _START, _RUN_OPTIONS = (
 
 
 def summarise(
-    runs: Sequence[Path], metric: str, drawn: str | None = None, reach: float | None = None
+    runs: Sequence[Path],
+    metric: str,
+    drawn: str | None = None,
+    reach: float | None = None,
+    lasting: tuple[str, float] | None = None,
 ) -> dict[str, Any]:
     """Summarise the runs of one experiment.
 
@@ -61,6 +65,7 @@ def summarise(
         metric: column of ``metrics.csv`` whose last value is the result, and whose curve is saved.
         drawn: another column whose curve is saved for the figure; None draws ``metric``.
         reach: return for which :func:`first_episode` of each run is saved; None saves nothing.
+        lasting: metric and bar for which :func:`lasting_of` each run is saved; None saves nothing.
 
     Raises:
         ValueError: If no run is given, a run has no such metric, or the commands differ.
@@ -73,7 +78,8 @@ def summarise(
     kept = []
     for run in runs:
         first = {} if reach is None else {"first_episode": {f"{reach:g}": first_episode(run, reach)}}
-        kept.append(_run(run, metric, drawn) | first)
+        lasts = {} if lasting is None else {"lasting": lasting_of(run, *lasting)}
+        kept.append(_run(run, metric, drawn) | first | lasts)
     kept.sort(key=lambda run: run["seed"])
     return {"command": commands[0], "metric": metric, "drawn": drawn or metric, "runs": kept}
 
@@ -167,6 +173,57 @@ def first_episode(run: Path, value: float, window: int = 25) -> int | None:
                 return len(returns)
         before = episodes
     return None
+
+
+def lasting_of(run: Path, metric: str, bar: float) -> dict[str, float] | None:
+    """Return whether a run keeps what it has reached; None if the mean of a fortieth of the run never reaches the bar.
+
+    Args:
+        run: a run directory.
+        metric: column of ``metrics.csv``, such as the return of training episodes.
+        bar: value of a trailing mean over a fortieth of the rows at which the task counts as solved.
+
+    Returns:
+        ``solved``, env steps at which the task is solved; ``steps``, those of the whole run; ``then`` and ``last``, the
+        means of the metric over the tenth of the run after solving, and over the last tenth; ``lowest``, the lowest
+        trailing mean after solving; ``drawdown``, the largest fall of the trailing mean below its previous maximum.
+    """
+    rows = logged_rows(run, metric, "clock/env_steps")
+    steps = np.array([float(row["clock/env_steps"]) for row in rows])
+    values = np.array([float(row[metric]) for row in rows])
+    means = _trailing_mean(values, max(1, len(values) // 40))
+    if not (means >= bar).any():
+        return None
+    first = int(np.argmax(means >= bar))
+    tenth, after = steps[-1] / 10, means[first:]
+    figures = {
+        "solved": steps[first],
+        "steps": steps[-1],
+        "then": values[(steps >= steps[first]) & (steps <= steps[first] + tenth)].mean(),
+        "last": values[steps > steps[-1] - tenth].mean(),
+        "lowest": after.min(),
+        "drawdown": (np.maximum.accumulate(after) - after).max(),
+    }
+    return {name: round(float(figure), 4) for name, figure in figures.items()}
+
+
+def lasting_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of whether runs keep what they have reached, see :func:`lasting_of`."""
+    rows = []
+    for result in results:
+        runs = [run["lasting"] for run in result["runs"] if run["lasting"] is not None]
+        shares = [run["last"] / run["then"] for run in runs]
+        columns = ("solved", "{:,.0f}"), ("steps", "{:,.0f}"), ("last", "{:.4g}"), ("drawdown", "{:.3g}")
+        solved, steps, last, drawdown = (
+            [form.format(choose([run[name] for run in runs])) for choose in (np.median, min, max)]
+            for name, form in columns
+        )
+        cells = f"{solved[0]} ({solved[1]} to {solved[2]})", steps[0], f"{last[0]} ({last[1]} to {last[2]})"
+        share = f"{np.median(shares):.3f}, {min(shares):.3f}"
+        rows.append([result["title"], f"{len(runs)} of {len(result['runs'])}", *cells, share, drawdown[2]])
+    names = ["experiment", "seeds that solve", "solved after env steps", "env steps", "mean of the last tenth"]
+    shares = "last tenth / tenth after solving: median, lowest"
+    return markdown_table([*names, shares, "largest drawdown"], rows)
 
 
 def final_values(result: dict[str, Any]) -> np.ndarray:

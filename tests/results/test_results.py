@@ -4,7 +4,16 @@ import shlex
 import numpy as np
 import pytest
 from results.documentation import benchmark_table, phases_table, pilots_table
-from results.summaries import command_of, final_values, first_episode, learning_table, result_curve, summarise
+from results.summaries import (
+    command_of,
+    final_values,
+    first_episode,
+    lasting_of,
+    lasting_table,
+    learning_table,
+    result_curve,
+    summarise,
+)
 
 from lrl.evaluation.report import environments_table, read_result, result_text
 from lrl.evaluation.statistics import config_digest, with_earlier_runs
@@ -263,3 +272,26 @@ def test_a_row_of_pilots_has_the_lowest_validation_after_the_highest():
     rows = pilots_table([fell, one | {"held_out": []}]).splitlines()[-2:]
     assert rows[0] == "| a | 4,000 | 0.50 | 1.00 | 0.25 | 0.010 | 0.9, 0.2, 0.8 | 0.2 (at 3,000) |"
     assert rows[1] == "| a | 4,000 | 0.50 | 1.00 | 0.25 | 0.010 |  |  |"
+
+
+def test_a_run_that_lasts_is_told_from_one_that_falls(tmp_path):
+    """80 rows of 100 env steps, so a trailing mean is over two rows, and a tenth of the run is eight rows."""
+
+    def figures(values):
+        lines = [f"{100 * row + 100},{value}" for row, value in enumerate(values)]
+        (tmp_path / "metrics.csv").write_text("\n".join(["clock/env_steps,rollout/return", *lines]) + "\n")
+        return lasting_of(tmp_path, "rollout/return", 475)
+
+    falls = figures([0] * 20 + [500] * 40 + [100] * 2 + [300] * 18)
+    assert falls == {
+        "solved": 2200, "steps": 8000, "then": 500, "last": 300, "lowest": 100, "drawdown": 400
+    }  # fmt: skip
+    lasts = figures([0] * 20 + [460, 490] + [500] * 58)
+    assert lasts == {
+        "solved": 2200, "steps": 8000, "then": round((490 + 8 * 500) / 9, 4), "last": 500, "lowest": 475, "drawdown": 0
+    }  # fmt: skip
+    assert figures([474] * 80) is None
+    result = {"title": "a", "runs": [{"lasting": falls}, {"lasting": lasts}, {"lasting": None}]}
+    assert lasting_table([result]).splitlines()[-1] == (
+        "| a | 2 of 3 | 2,200 (2,200 to 2,200) | 8,000 | 400 (300 to 500) | 0.801, 0.600 | 400 |"
+    )
