@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lrl.cli.command import command
 
 if TYPE_CHECKING:
-    from lrl.evaluation.comparison import Comparison
+    from lrl.evaluation.comparison import Comparison, RunGroup
 
 
 def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None, bootstrap: bool = False) -> None:
     """Compare runs with baseline runs, paired by seed.
+
+    Runs with different configurations are compared separately; the baseline runs must have the same configuration.
 
     lrl compare runs/lake/grpo/* --baseline runs/lake/ppo/* --metric val/success_rate
     lrl compare assets/results/cartpole_trpo_mlp.json --baseline assets/results/cartpole_ppo_mlp.json
@@ -30,18 +33,38 @@ def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None
     Args:
         runs: run directories or files of assets/results.
         baseline: runs to compare with.
-        metric: a column of metrics.csv; default: the metric of the results, or val/exact_success.
+        metric: a column of metrics.csv; default: that of the results, or the most important one that all runs have.
         bootstrap: print a bootstrap over pairs in addition if the metric is unbounded.
 
     Raises:
-        ValueError: If the runs have no common metric or seed.
+        ValueError: If the runs have no common metric or seed, or the baseline runs have different configurations.
     """
     from lrl.evaluation import comparison
 
+    ours, theirs = (_groups(paths) for paths in (runs, baseline))
+    labels = {run: group.label for group in _groups([*runs, *baseline]) for run in group.runs}
+    if len(theirs) > 1:
+        listed = "; ".join(labels[group.runs[0]] for group in theirs)
+        raise ValueError(f"baseline has runs of {len(theirs)} configurations ({listed}); name runs of one of them.")
     metric = comparison.common_metric([*runs, *baseline], metric)
-    (ours, bounded), (theirs, baseline_bounded) = (comparison.read_figures(paths, metric) for paths in (runs, baseline))
-    result = comparison.compare(ours, theirs, bounded or baseline_bounded)
-    print(report(result, metric, bootstrap))
+    figures = [comparison.read_figures(group.runs, metric) for group in ours]
+    others, baseline_bounded = comparison.read_figures(theirs[0].runs, metric)
+    reports = []
+    for group, (values, bounded) in zip(ours, figures, strict=True):
+        text = report(comparison.compare(values, others, bounded or baseline_bounded), metric, bootstrap)
+        names = [labels[side.runs[0]] for side in (group, theirs[0])]
+        different = len(ours) > 1 or names[0] != names[1]
+        reports.append(f"runs: {names[0]}\nbaseline: {names[1]}\n\n{text}" if different else text)
+    print("\n\n".join(reports))
+
+
+def _groups(paths: Sequence[Path]) -> list[RunGroup]:
+    """Return runs grouped by configuration; paths with a file of results are one group."""
+    from lrl.evaluation.comparison import RunGroup, group_by_configuration
+
+    if any(path.suffix == ".json" for path in paths):
+        return [RunGroup(runs=tuple(paths), settings={})]
+    return group_by_configuration(paths)
 
 
 def report(result: Comparison, metric: str, bootstrap: bool = False) -> str:

@@ -25,6 +25,7 @@ COMMANDS = {
     "merge": "merge an adapter into its base model, and write a plain Hugging Face folder",
     "collect": "record episodes as a Minari data set, or export a data set as JSON lines",
     "plot": "draw a logged metric of runs, with a 95% interval over seeds",
+    "table": "print a table of runs with one row per configuration",
     "compare": "compare runs with baseline runs, paired by seed",
     "run_seeds": "train one experiment on several seeds that follow a rule",
     "zero_shot": "evaluate a pretrained language model that lrl has not trained, beside random actions",

@@ -20,6 +20,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
+from lrl.evaluation.statistics import RESULT_METRICS
 from lrl.files import checkout
 from lrl.functional.distributed import read_checkpoint
 
@@ -36,18 +37,6 @@ _RECORDS = (
 )
 """Files that a launch writes before training."""
 
-
-_RESULTS = (
-    "val/exact_success",
-    "val/return",
-    "val/success_rate",
-    "val/r2",
-    "val/loss",
-    "search/best_return",
-    "rollout/return",
-    "train/loss",
-)
-"""Metrics that are reported at the end of a run, the most important first."""
 _EARLIER = "earlier"
 """Folder of the files that are replaced when a launch continues in a run directory; each such launch adds a numbered
 folder."""
@@ -190,8 +179,8 @@ class RunDirectory:
             logging.getLogger("lrl").info("%-16s  best %.4g (%s), last %.4g", name, best, when, values[-1][0])
 
     def _metrics(self) -> list[str]:
-        """Return the names in :data:`_RESULTS` that the run has logged: of validation, or the first one of training."""
-        found = [name for name in _RESULTS if name in _columns(self.path)]
+        """Return the result metrics that the run has logged: those of validation, or the first one of training."""
+        found = [name for name in RESULT_METRICS if name in _columns(self.path)]
         return [name for name in found if name.startswith("val/")] or found[:1]
 
     def log_commands(self, *names: str, raised: str = "") -> None:

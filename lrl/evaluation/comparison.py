@@ -1,13 +1,15 @@
-"""Paired comparison of two sets of runs with the same seeds: mean difference, interval and statistical power.
+"""Runs side by side: groups with the same configuration, and the paired comparison of two groups with the same seeds.
 
-The power is computed for the two-sided paired t test (Cohen, Statistical Power Analysis for the Behavioral Sciences,
-1988).
+A comparison has the mean difference, an interval and the statistical power, which is computed for the two-sided paired
+t test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +17,17 @@ from typing import Any, cast
 import numpy as np
 import yaml
 
-from lrl.evaluation.pictures import logged_rows
+from lrl.evaluation.pictures import logged_metrics, logged_rows
 from lrl.evaluation.report import read_result
-from lrl.evaluation.statistics import MIN_SEEDS, Interval, bootstrap_interval, bounds_of, t_interval
+from lrl.evaluation.statistics import (
+    MIN_SEEDS,
+    RESULT_METRICS,
+    Interval,
+    bootstrap_interval,
+    bounds_of,
+    t_interval,
+    without_run,
+)
 
 POWER = 0.8
 """Target power: probability of detecting a difference."""
@@ -153,25 +163,179 @@ def pairs_needed(effect: float) -> int:
     return pairs
 
 
-# Values of runs, read from run directories or from stored results.
+# Groups of runs.
 
-DEFAULT_METRIC = "val/exact_success"
-"""Metric that is read if neither the user nor a stored result names one."""
+ABSENT = "not set"
+"""Text of a setting that the configuration of a group does not contain."""
+_CLASS = "class_path"
+_FINISHED = re.compile(r"finished after ([\d.]+) minutes")
+_LAUNCHED = " INFO run directory "
+"""First message of each launch in ``run.log``."""
+
+_Key = tuple[str, ...]
 
 
-def common_metric(paths: Sequence[Path], metric: str | None = None) -> str:
-    """Return ``metric`` if it is given, otherwise the common metric of all stored results among ``paths``.
+@dataclass(frozen=True, kw_only=True)
+class RunGroup:
+    """Holds runs with the same configuration; their seeds, directories and loggers may differ."""
+
+    runs: tuple[Path, ...]
+    """The run directories."""
+    settings: Mapping[str, str]
+    """The settings in which the configurations of the compared groups differ: short name to value as text."""
+
+    @property
+    def label(self) -> str:
+        """The differing settings as ``name=value``, or the folder of the runs if there are none.
+
+        Values that begin with a capital letter, which are mostly names of classes, are shown without ``name=``.
+        """
+        known = {name: value for name, value in self.settings.items() if value != ABSENT} or self.settings
+        parts = (value if value[:1].isupper() else f"{name}={value}" for name, value in known.items())
+        return ", ".join(parts) or self.runs[0].resolve().parent.name
+
+
+def group_by_configuration(runs: Iterable[Path]) -> list[RunGroup]:
+    """Group run directories by configuration, in the order of the first run of each group.
+
+    The arguments of two objects are only compared if both have the same class. Otherwise the class is the difference.
+
+    Args:
+        runs: directories that contain a ``config.yaml``.
 
     Raises:
-        ValueError: If the stored results have different metrics.
+        ValueError: If a directory has no ``config.yaml``.
+    """
+    groups: dict[str, list[Path]] = {}
+    for run in runs:
+        config = without_run(read_config(run))
+        groups.setdefault(json.dumps(config, sort_keys=True, default=str), []).append(run)
+    configs = [dict(_leaves(json.loads(text))) for text in groups]
+    keys = [key for key in dict.fromkeys(key for config in configs for key in config) if _differs(key, configs)]
+    names = short_names(keys)
+    return [
+        RunGroup(runs=tuple(members), settings={name: config.get(key, ABSENT) for key, name in names.items()})
+        for members, config in zip(groups.values(), configs, strict=True)
+    ]
+
+
+def _leaves(value: Any, key: _Key = ()) -> Iterator[tuple[_Key, str]]:
+    """Yield the settings of a nested configuration, each with its value as text."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        parts = enumerate(value)
+    else:
+        text = value if isinstance(value, str) else json.dumps(value)
+        yield key, text.rpartition(".")[2] if key[-1:] == (_CLASS,) else text
+    for name, part in parts:
+        yield from _leaves(part, (*key, str(name)))
+
+
+def _differs(key: _Key, configs: Sequence[Mapping[_Key, str]]) -> bool:
+    """Return whether a setting differs between configurations in which the same classes contain it."""
+    values: dict[tuple[str | None, ...], set[str | None]] = {}
+    for config in configs:
+        classes = tuple(config.get((*key[:depth], _CLASS)) for depth in range(len(key)) if key[depth] != _CLASS)
+        values.setdefault(classes, set()).add(config.get(key))
+    return any(len(found) > 1 for found in values.values())
+
+
+def short_names(keys: Iterable[Sequence[str]]) -> dict[tuple[str, ...], str]:
+    """Return for each key the shortest ending that no other key has: ``lr`` for ``model.init_args.optimizer.lr``.
+
+    The parts ``init_args`` and ``class_path`` of a key are left out of its name, which never begins with the index of
+    an element in a list.
+
+    Args:
+        keys: different keys, each as a sequence of its parts.
+    """
+    parts = {tuple(key): [part for part in key if part not in ("init_args", _CLASS)] for key in keys}
+    names = {}
+    for key, own in parts.items():
+        others = [other for another, other in parts.items() if another != key]
+        sizes = [size for size in range(1, len(own) + 1) if not own[-size].isdecimal()]
+        size = next((size for size in sizes if all(other[-size:] != own[-size:] for other in others)), len(own))
+        names[key] = ".".join(own[-size:])
+    return names
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return the resolved configuration of a run.
+
+    Raises:
+        ValueError: If the folder does not exist or is not a run directory.
+    """
+    if not run.exists():
+        raise ValueError(f"run is {str(run)!r}, which does not exist; name a run directory or a file of results.")
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise ValueError(f"run is {str(run)!r}, which is not a run directory: it has no config.yaml.")
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
+
+
+def earlier_launches(run: Path) -> list[Path]:
+    """Return the folders with the files that a resumed run has replaced, one per launch but the last, in order."""
+    folders = [folder for folder in (run / "earlier").glob("*") if folder.name.isdecimal()]
+    return sorted(folders, key=lambda folder: int(folder.name))
+
+
+def minutes_of(run: Path) -> float | None:
+    """Return the duration of a run over all its launches in minutes; None if the last launch has not finished.
+
+    A single launch logs its duration, with imports. The clock of a resumed run continues from the checkpoint, so that
+    work that was lost with a killed process, and done again, counts once.
+    """
+    log = run / "run.log"
+    launches = log.read_text(encoding="utf-8").split(_LAUNCHED) if log.is_file() else [""]
+    finished = _FINISHED.search(launches[-1])
+    if finished is None:
+        return None
+    if len(launches) <= 2 and not earlier_launches(run):
+        return float(finished[1])
+    clock = max(float(row["clock/minutes"]) for row in logged_rows(run, "clock/minutes"))
+    return max(float(finished[1]), round(clock, 2))
+
+
+def minutes_range(minutes: Iterable[float | None]) -> str:
+    """Return the shortest and the longest duration as text; empty if none is known."""
+    known = [one for one in minutes if one is not None]
+    return " to ".join(sorted({f"{min(known):.1f}", f"{max(known):.1f}"}, key=float)) if known else ""
+
+
+# Values of runs, read from run directories or from stored results.
+
+
+def common_metric(paths: Iterable[Path], metric: str | None = None) -> str:
+    """Return ``metric`` if it is given, otherwise the common metric of all runs.
+
+    For stored results it is their metric, otherwise the first of
+    :data:`lrl.evaluation.statistics.RESULT_METRICS` that every run has logged.
+
+    Args:
+        paths: run directories, and JSON files of stored results.
+        metric: the metric that the user gave, if any.
+
+    Raises:
+        ValueError: If the stored results have different metrics, or the runs have no metric in common.
     """
     if metric is not None:
         return metric
+    paths = list(paths)
     metrics = {str(path): _stored_result(path)["metric"] for path in paths if path.suffix == ".json"}
     if len(set(metrics.values())) > 1:
         listed = ", ".join(f"{name} has {own}" for name, own in metrics.items())
         raise ValueError(f"the results have different metrics ({listed}); name results that have the same metric.")
-    return next(iter(metrics.values()), DEFAULT_METRIC)
+    if metrics:
+        return next(iter(metrics.values()))
+    logged = {path: logged_metrics(path) for path in paths}
+    found = next((name for name in RESULT_METRICS if all(name in names for names in logged.values())), None)
+    if found is None:
+        shown = {", ".join(name for name in RESULT_METRICS if name in names): path for path, names in logged.items()}
+        listed = "; ".join(f"{path} has {names or 'none'}" for names, path in shown.items())
+        raise ValueError(f"the runs have no metric in common ({listed}); give a metric, or other runs.")
+    return found
 
 
 def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], bool]:
@@ -191,14 +355,12 @@ def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], 
     values: dict[int, float] = {}
     bounded = bounds_of({"metric": metric}) is not None
     for path in paths:
-        if not path.exists():
-            raise ValueError(f"run is {str(path)!r}, which does not exist; name a run directory or a file of results.")
         if path.suffix == ".json":
             result = _stored_result(path)
             found = [(int(run["seed"]), _stored_value(path, result, run, metric)) for run in result["runs"]]
             bounded = bounded or (metric == result["metric"] and bounds_of(result) is not None)
         else:
-            found = [(_seed(path), float(logged_rows(path, metric)[-1][metric]))]
+            found = [(int(read_config(path)["seed_everything"]), float(logged_rows(path, metric)[-1][metric]))]
         for seed, value in found:
             if seed in values:
                 raise ValueError(f"run is {str(path)!r}, whose seed {seed} another run has; name one run per seed.")
@@ -228,15 +390,3 @@ def _stored_value(path: Path, result: Mapping[str, Any], run: Mapping[str, Any],
     if curve is None:
         raise ValueError(f"metric is {metric!r}, but {path} holds {result['metric']!r}; name that metric.")
     return float(curve[metric][-1])
-
-
-def _seed(run: Path) -> int:
-    """Return the seed of a run directory.
-
-    Raises:
-        ValueError: If the folder is not a run directory.
-    """
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise ValueError(f"run is {str(run)!r}, which is not a run directory: it has no config.yaml.")
-    return int(yaml.safe_load(file.read_text(encoding="utf-8"))["seed_everything"])

@@ -78,6 +78,17 @@ def metrics_file(run: Path) -> Path:
     return found[0]
 
 
+def logged_metrics(run: Path) -> set[str]:
+    """Return the metrics that a run's ``metrics.csv`` contains, without the clocks.
+
+    Raises:
+        ValueError: If there is no such file, or more than one.
+    """
+    with metrics_file(run).open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    return {name for row in rows for name, value in row.items() if value and not name.startswith("clock/")}
+
+
 def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
     """Return the rows of a run's ``metrics.csv`` that contain a metric, in the order of the file.
 
@@ -94,8 +105,8 @@ def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
         rows = list(csv.DictReader(lines))
     found = [row for row in rows if all(row.get(name) for name in (metric, *columns))]
     if not found:
-        names = sorted({name for row in rows for name, value in row.items() if value and "clock/" not in name})
-        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {', '.join(names) or 'nothing'}.")
+        names = ", ".join(sorted(logged_metrics(file))) or "nothing"
+        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {names}.")
     return found
 
 

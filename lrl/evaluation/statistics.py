@@ -156,6 +156,18 @@ def headline_seed(index: int) -> int:
 MIN_SEEDS = 5
 """Minimum number of seeds for an interval; with fewer, the value of each seed is reported."""
 
+RESULT_METRICS = (
+    "val/exact_success",
+    "val/return",
+    "val/success_rate",
+    "val/r2",
+    "val/loss",
+    "search/best_return",
+    "rollout/return",
+    "train/loss",
+)
+"""Metrics that are the result of a run, the most important first."""
+
 _RATES = ("_rate", "_success", "_success_of_optimum", "_fraction")
 """Endings of the names of metrics that lie in [0, 1]."""
 
@@ -201,6 +213,11 @@ def spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
     return f"{low:.3f} to {high:.3f}"
 
 
+def mean_with_spread(values: np.ndarray, bounds: tuple[float, float] | None) -> str:
+    """Return the mean over seeds as text, followed by :func:`spread` in parentheses if there are several seeds."""
+    return f"{values.mean():.3f}" + (f" ({spread(values, bounds)})" if len(values) > 1 else "")
+
+
 def without_seed(text: str, seed: str | int) -> str:
     """Replace the seed of a run by ``{seed}``, as in the options of ``lrl run_seeds``.
 
@@ -209,8 +226,8 @@ def without_seed(text: str, seed: str | int) -> str:
     return re.sub(rf"(?<!\d){seed}(?!\d)", "{seed}", text)
 
 
-def config_digest(config: dict[str, Any]) -> str:
-    """Return a hash of a run's resolved configuration without its seed and paths, as 12 hexadecimal digits."""
+def without_run(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's resolved configuration without its seed, paths and loggers, which differ in each run."""
     config = copy.deepcopy(config)
     start, seed = config.get("model", {}).get("init_args", {}), config.get("seed_everything", "")
     if isinstance(start.get("init_from"), str):
@@ -220,7 +237,13 @@ def config_digest(config: dict[str, Any]) -> str:
     for key in ("logger", "default_root_dir"):
         config.get("trainer", {}).pop(key, None)
     config.get("data", {}).get("init_args", {}).pop("seed", None)
-    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12]
+    return config
+
+
+def config_digest(config: dict[str, Any]) -> str:
+    """Return a hash of a run's resolved configuration without its seed and paths, as 12 hexadecimal digits."""
+    text = json.dumps(without_run(config), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def with_earlier_runs(result: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:

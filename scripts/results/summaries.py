@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from lrl.evaluation.comparison import earlier_launches, minutes_of, minutes_range
 from lrl.evaluation.pictures import (
     CLOCKS,
     Curve,
@@ -32,14 +33,11 @@ from lrl.evaluation.statistics import (
     bootstrap_interval,
     bounds_of,
     config_digest,
-    spread,
+    mean_with_spread,
     t_interval,
     without_seed,
 )
 
-_FINISHED = re.compile(r"finished after ([\d.]+) minutes")
-_LAUNCHED = " INFO run directory "
-"""First message of each launch in ``run.log``."""
 _POINTS = 50
 """Approximate number of points in a saved curve."""
 _WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""  # one word of a shell command, with quotes
@@ -94,35 +92,13 @@ def command_of(run: Path) -> str:
     """
     if not (run / "command.txt").is_file():
         raise ValueError(f"run is {str(run)!r}, which holds no command.txt; it must be a run directory.")
-    first = next((folder for folder in _earlier(run) if (folder / "command.txt").is_file()), run)
+    first = next((folder for folder in earlier_launches(run) if (folder / "command.txt").is_file()), run)
     options = _PROGRAM.sub("", (first / "command.txt").read_text(encoding="utf-8").strip())
     seed = _SEED.search(options)
     options = _RUN_OPTIONS.sub("", options)
     if seed is not None:
         options = _START.sub(lambda start: without_seed(start[0], seed[1]), options)
     return "python -m lrl" + options
-
-
-def _earlier(run: Path) -> list[Path]:
-    """Return the folders with the files that a resumed run has replaced, one per launch but the last, in order."""
-    folders = [folder for folder in (run / "earlier").glob("*") if folder.name.isdecimal()]
-    return sorted(folders, key=lambda folder: int(folder.name))
-
-
-def _minutes(run: Path) -> float | None:
-    """Return the duration of a run over all its launches in minutes; None if the last launch has not finished.
-
-    A single launch logs its duration, with imports. The clock of a resumed run continues from the checkpoint, so that
-    work that was lost with a killed process, and done again, counts once.
-    """
-    launches = (run / "run.log").read_text(encoding="utf-8").split(_LAUNCHED)
-    finished = _FINISHED.search(launches[-1])
-    if finished is None:
-        return None
-    if len(launches) <= 2 and not _earlier(run):
-        return float(finished[1])
-    clock = max(float(row["clock/minutes"]) for row in logged_rows(run, "clock/minutes"))
-    return max(float(finished[1]), round(clock, 2))
 
 
 def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
@@ -132,7 +108,7 @@ def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
         ValueError: If the run was resumed with another configuration, which the recorded command would not show.
     """
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    for file in (folder / "config.yaml" for folder in _earlier(run)):
+    for file in (folder / "config.yaml" for folder in earlier_launches(run)):
         if file.is_file() and config_digest(yaml.safe_load(file.read_text(encoding="utf-8"))) != config_digest(config):
             raise ValueError(
                 f"run is {str(run)!r}, which was resumed with another configuration than that of {str(file)!r}; give a "
@@ -141,7 +117,7 @@ def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:
     return {
         "seed": config["seed_everything"],
         "commit": (run / "commit.txt").read_text(encoding="utf-8").strip(),
-        "minutes": _minutes(run),
+        "minutes": minutes_of(run),
         "config": config_digest(config),
         "curve": _curve(run, metric),
         **({"drawn": _curve(run, drawn)} if drawn else {}),
@@ -377,9 +353,8 @@ def learning_table(results: Sequence[dict[str, Any]]) -> str:
 
 def figure_text(result: dict[str, Any]) -> str:
     """Return the metric's name and mean with its interval over seeds, or with the values of fewer than five seeds."""
-    values = final_values(result)
-    seeds = f" ({spread(values, bounds_of(result))})" if len(values) > 1 else ""
-    return f"{result['metric'].partition('/')[2].replace('_', ' ')} {values.mean():.3f}{seeds}"
+    name = result["metric"].partition("/")[2].replace("_", " ")
+    return f"{name} {mean_with_spread(final_values(result), bounds_of(result))}"
 
 
 def seeds_text(result: dict[str, Any]) -> str:
@@ -390,8 +365,7 @@ def seeds_text(result: dict[str, Any]) -> str:
 
 def minutes_text(result: dict[str, Any]) -> str:
     """Return the shortest and longest duration of a run in minutes; empty if none was measured."""
-    minutes = [run["minutes"] for run in result["runs"] if run["minutes"] is not None]
-    return " to ".join(sorted({f"{min(minutes):.1f}", f"{max(minutes):.1f}"}, key=float)) if minutes else ""
+    return minutes_range(run["minutes"] for run in result["runs"])
 
 
 def baselines_table(reports: dict[str, dict[str, Any]]) -> str:

@@ -14,12 +14,12 @@ def compare(*words):
 def runs(tmp_path):
     """Makes run directories: ``runs(name, {seed: final value})``."""
 
-    def make(name, values, metric="val/success_rate"):
+    def make(name, values, metric="val/success_rate", loss="train/loss", **settings):
         for seed, value in values.items():
             run = tmp_path / name / f"seed{seed}"
             run.mkdir(parents=True)
-            (run / "config.yaml").write_text(f"seed_everything: {seed}\n")
-            (run / "metrics.csv").write_text(f"clock/env_steps,{metric},train/loss\n10,0.0,\n20,{value},\n20,,0.3\n")
+            (run / "config.yaml").write_text(json.dumps({"seed_everything": seed, "model": settings}))
+            (run / "metrics.csv").write_text(f"clock/env_steps,{metric},{loss}\n10,0.0,\n20,{value},\n20,,0.3\n")
         return sorted((tmp_path / name).iterdir())
 
     return make
@@ -48,6 +48,15 @@ def test_runs_are_paired_by_the_seed_of_their_configuration(runs):
         "seeds that only the runs have, omitted: 6",
         "seeds that only the baseline runs have, omitted: 7, 8",
     ]
+
+
+def test_runs_of_several_configurations_are_compared_one_by_one_and_named(runs):
+    ours = [*runs("slow", {1: 0.9, 2: 0.8}, lr=0.1), *runs("fast", {1: 0.5, 2: 0.6}, lr=0.2)]
+    done = compare(*ours, "--baseline", *runs("theirs", {1: 0.5, 2: 0.5}, lr=0.3))
+    assert done.returncode == 0, done.stderr
+    slow, fast = done.stdout.split("\n\nruns: ")
+    assert slow.startswith("runs: lr=0.1\nbaseline: lr=0.3\n\nval/success_rate of the runs") and "+0.35 |" in slow
+    assert fast.startswith("lr=0.2\nbaseline: lr=0.3\n") and "| mean | 0.55 | 0.5 | +0.05 |" in fast
 
 
 def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
@@ -81,9 +90,12 @@ def test_the_results_of_the_repository_can_be_compared():
 
 def test_every_mistake_is_one_sentence(runs, tmp_path):
     ours, theirs = runs("ours", {1: 0.9}), runs("theirs", {2: 0.8})
+    two = [*runs("slow", {1: 0.9}, lr=0.1), *runs("fast", {2: 0.9}, lr=0.2)]
     cases = {
         "at least one seed must be in both": [*ours, "--baseline", *theirs, "--metric", "val/success_rate"],
-        "val/exact_success', which": [*ours, "--baseline", *theirs],
+        "val/exact_success', which": [*ours, "--baseline", *theirs, "--metric", "val/exact_success"],
+        "baseline has runs of 2 configurations (lr=0.1; lr=0.2); name runs of one": [*theirs, "--baseline", *two],
+        "no metric in common": [*ours, "--baseline", *runs("lengths", {1: 5}, "val/length", "")],
         "which does not exist": ["nowhere", "--baseline", *theirs],
         "whose seed 1 another run has": [*ours, *ours, "--baseline", *theirs, "--metric", "val/success_rate"],
         "no config.yaml": [tmp_path, "--baseline", *theirs],

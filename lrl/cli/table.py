@@ -1,0 +1,108 @@
+"""The command ``lrl table``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lrl.cli.command import command
+
+
+def table(runs: list[Path], *, metric: str | None = None) -> None:
+    """Print a table of runs with one row per configuration.
+
+    lrl table runs/frozen_lake/grpo-sweep
+    lrl table runs/cartpole/* --metric val/return
+
+    Runs with the same configuration are one row; their seeds, directories and loggers may differ. The first columns are
+    the settings in which the configurations differ. The others are the number of seeds, the last and the best value of
+    the metric in a run, and the minutes of a run. Values are means over seeds with a 95% interval, or with the value of
+    each run if there are fewer than five.
+
+    Args:
+        runs: run directories, or folders that contain them.
+        metric: a column of metrics.csv; default: the most important metric that the runs have in common.
+
+    Raises:
+        ValueError: If there are no runs, or they have no common metric.
+    """
+    print(summary_table(run_directories(runs), metric))
+
+
+def run_directories(paths: Sequence[Path]) -> list[Path]:
+    """Return the run directories among paths and below them, each once.
+
+    Raises:
+        ValueError: If a path contains no run directory.
+    """
+    found: dict[Path, None] = {}
+    for path in paths:
+        below = [path / "config.yaml"] if (path / "config.yaml").is_file() else sorted(path.rglob("config.yaml"))
+        runs = [file.parent for file in below if "earlier" not in file.parts]
+        if not runs:
+            raise ValueError(f"run is {str(path)!r}, which holds no run directory, a folder with a config.yaml.")
+        found |= dict.fromkeys(runs)
+    return list(found)
+
+
+def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
+    """Return a Markdown table of runs with one row per configuration, and lines about runs that are left out.
+
+    Args:
+        runs: run directories.
+        metric: a column of ``metrics.csv``; None chooses the most important one that the runs have in common.
+
+    Raises:
+        ValueError: If the runs have no common metric, or none has logged the given one.
+    """
+    from lrl.evaluation.comparison import common_metric, group_by_configuration, minutes_of
+    from lrl.evaluation.pictures import logged_metrics
+    from lrl.evaluation.report import markdown_table
+
+    logged = {run: logged_metrics(run) if (run / "metrics.csv").is_file() else set[str]() for run in runs}
+    metric = common_metric([run for run in runs if logged[run]], metric)
+    shown = [run for run in runs if metric in logged[run]]
+    if not shown:
+        names = ", ".join(sorted(set[str]().union(*logged.values()))) or "nothing"
+        raise ValueError(f"metric is {metric!r}, which no run has logged; they have {names}.")
+    groups = group_by_configuration(shown)
+    settings = list(groups[0].settings)
+    rows = [
+        [*(_cell(text) for text in (group.settings.values() or [group.label])), *_figures(group.runs, metric)]
+        for group in groups
+    ]
+    lines = [markdown_table([*(settings or ["runs"]), "seeds", f"last {metric}", "best", "minutes"], rows)]
+    for count, what in (
+        (len(runs) - len(shown), f"without {metric}, left out"),
+        (sum(minutes_of(run) is None for run in shown), "not finished, in the table with the value so far"),
+    ):
+        if count:
+            lines.append(f"{count} of {len(runs)} runs: {what}")
+    return "\n".join(lines)
+
+
+def _figures(runs: Sequence[Path], metric: str) -> list[str]:
+    """Return the cells of a group of runs: seeds, last and best value, and minutes."""
+    from lrl.evaluation.comparison import minutes_of, minutes_range
+    from lrl.evaluation.pictures import logged_rows
+    from lrl.evaluation.statistics import bounds_of, mean_with_spread
+
+    values = [[float(row[metric]) for row in logged_rows(run, metric)] for run in runs]
+    best, bounds = min if metric.endswith("loss") else max, bounds_of({"metric": metric})
+    return [
+        str(len(runs)),
+        mean_with_spread(np.array([own[-1] for own in values]), bounds),
+        mean_with_spread(np.array([best(own) for own in values]), bounds),
+        minutes_range(map(minutes_of, runs)),
+    ]
+
+
+def _cell(text: str) -> str:
+    """Return a text for a cell of a Markdown table, cut to a width that fits the terminal."""
+    text = text.replace("|", "\\|")
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+main = command(table)

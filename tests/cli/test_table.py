@@ -1,0 +1,120 @@
+"""Tests of ``lrl table`` on run directories."""
+
+import pytest
+import yaml
+from commands import run_words
+
+from lrl.evaluation.comparison import group_by_configuration, short_names
+
+
+def table(*words):
+    done = run_words(["lrl", "table", *map(str, words)])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def config_of(model="PPOValueHeadModule", seed=0, **settings):
+    """Return a resolved configuration; the settings are arguments of the model."""
+    return {
+        "seed_everything": seed,
+        "run_directory": f"runs/seed{seed}",
+        "model": {"class_path": model, "init_args": {"optimizer": {"lr": 1e-3}, **settings}},
+        "data": {"class_path": "RolloutDataModule", "init_args": {"seed": seed}},
+        "trainer": {"max_epochs": 2, "logger": [{"init_args": {"save_dir": f"runs/seed{seed}"}}]},
+    }
+
+
+def write_run(run, values, metric="val/success_rate", config=None, log="finished after 2.00 minutes"):
+    """Write a run directory with the logged values of a metric, the best of which is the first but one."""
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(yaml.safe_dump(config or config_of()))
+    (run / "run.log").write_text(log)
+    rows = [f"{step},{value},0.5\n" for step, value in enumerate(values)]
+    (run / "metrics.csv").write_text("".join([f"clock/env_steps,{metric},train/loss\n", *rows]))
+    return run
+
+
+def test_runs_with_one_configuration_are_one_row_whatever_their_seeds_and_directories(tmp_path):
+    for lr in (0.001, 0.01):
+        for seed in range(5):
+            config = config_of(seed=seed, optimizer={"lr": lr})
+            write_run(tmp_path / f"lr{lr}" / f"seed{seed}", [0, 1, 0.5 + lr * 10], config=config)
+    lines = table(tmp_path)
+    assert lines == [
+        "| lr | seeds | last val/success_rate | best | minutes |",
+        "|---|---|---|---|---|",
+        "| 0.001 | 5 | 0.510 (0.510 to 0.510) | 1.000 (1.000 to 1.000) | 2.0 |",
+        "| 0.01 | 5 | 0.600 (0.600 to 0.600) | 1.000 (1.000 to 1.000) | 2.0 |",
+    ]
+
+
+def test_few_seeds_are_listed_and_runs_without_figures_or_an_end_are_counted(tmp_path):
+    write_run(tmp_path / "grpo" / "a", [0.25, 0.5])
+    write_run(tmp_path / "grpo" / "b", [0.75], config=config_of(seed=1), log="collection 3")
+    (write_run(tmp_path / "grpo" / "c", [], config=config_of(seed=2)) / "metrics.csv").unlink()
+    assert table(tmp_path)[2:] == [
+        "| grpo | 2 | 0.625 (0.500, 0.750) | 0.625 (0.500, 0.750) | 2.0 |",
+        "1 of 3 runs: without val/success_rate, left out",
+        "1 of 3 runs: not finished, in the table with the value so far",
+    ]
+
+
+def test_the_best_loss_is_the_smallest_and_the_metric_is_one_that_all_runs_have(tmp_path):
+    ours = write_run(tmp_path / "a", [3, 1, 2], "val/loss")
+    assert table(ours)[::2] == [
+        "| runs | seeds | last val/loss | best | minutes |",
+        f"| {tmp_path.name} | 1 | 2.000 | 1.000 | 2.0 |",
+    ]
+    theirs = write_run(tmp_path / "b", [3, 1, 2], "val/return", config_of("SFTModule"))
+    assert "last train/loss" in table(ours, theirs)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((".",), "which holds no run directory, a folder with a config.yaml."),
+        (
+            ("a", "--metric", "val/x"),
+            "metric is 'val/x', which no run has logged; they have train/loss, val/success_rate",
+        ),
+        (
+            ("a", "b"),
+            "no metric in common (a has val/success_rate, train/loss; b has none); give a metric, or other runs.",
+        ),
+    ],
+)
+def test_runs_that_make_no_table_are_one_sentence(words, sentence, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "a", [1])
+    (write_run(tmp_path / "b", []) / "metrics.csv").write_text("my/metric\n1\n")
+    monkeypatch.chdir(tmp_path / "empty" if words == (".",) else tmp_path)
+    done = run_words(["lrl", "table", *words])
+    assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def groups_of(tmp_path, *configs):
+    return group_by_configuration(
+        [write_run(tmp_path / str(number), [1], config=config) for number, config in enumerate(configs)]
+    )
+
+
+def test_arguments_of_different_classes_are_no_differences(tmp_path):
+    ppo, slow = config_of(clip_range=0.2), config_of(clip_range=0.1)
+    grpo = config_of("GRPOModule", group_size=8)
+    assert [group.label for group in groups_of(tmp_path, ppo, grpo)] == ["PPOValueHeadModule", "GRPOModule"]
+    labels = [group.label for group in groups_of(tmp_path / "three", ppo, grpo, slow)]
+    assert labels == ["PPOValueHeadModule, clip_range=0.2", "GRPOModule", "PPOValueHeadModule, clip_range=0.1"]
+
+
+def test_elements_of_lists_of_objects_are_compared_one_by_one_and_other_lists_as_a_whole(tmp_path):
+    first, second = config_of(sizes=[64, 64]), config_of(sizes=[32])
+    second["trainer"]["callbacks"] = [{"class_path": "lightning.pytorch.callbacks.EarlyStopping"}]
+    assert [dict(group.settings) for group in groups_of(tmp_path, first, second)] == [
+        {"sizes": "[64, 64]", "callbacks.0": "not set"},
+        {"sizes": "[32]", "callbacks.0": "EarlyStopping"},
+    ]
+
+
+def test_a_short_name_is_as_long_as_it_must_be():
+    keys = ["model.init_args.optimizer.lr", "model.init_args.critic.lr", "model.class_path", "lr"]
+    assert list(short_names(key.split(".") for key in keys).values()) == ["optimizer.lr", "critic.lr", "model", "lr"]
