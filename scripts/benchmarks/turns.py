@@ -36,13 +36,20 @@ KINDS = ("writing", "choosing")
 
 
 class Clock(L.Callback):
-    """Measures the seconds of a collection and its update."""
+    """Measures the seconds of a collection and its update.
 
-    def __init__(self) -> None:
+    Args:
+        flat: whether frozen layers compute each prompt as a whole, without the states of the prompts that it continues.
+    """
+
+    def __init__(self, flat: bool) -> None:
         self.started = self.seconds = 0.0
+        self.flat = flat
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start before the collection."""
+        if self.flat and pl_module.policy.language_model.lower is not None:
+            pl_module.policy.language_model.lower.block = None
         self.started = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -91,7 +98,7 @@ class Sides:
             num_minibatches=2,
             validation=ValidationConfig(episodes=1),
         )
-        clock = Clock()
+        clock = Clock(flat=side != "shared")
         trainer = lrl.train(
             PPOValueHeadModule(policy),
             data,
