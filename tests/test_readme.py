@@ -24,7 +24,7 @@ MAPS = 10
 NEEDS_A_HUB = ("grpo_gemma", "grpo_qwen", "ppo_llama3b", "trpo_gpt2", "_smollm2")
 """Configurations of models that are not in this repository; none is loaded here, even where `lrl fetch` has one."""
 NOT_RUN = re.compile(
-    r"^(lrl (fetch|fit|merge|run_seeds|search_table|zero_shot) |lrl .*(smollm2|--api_url|--model merged|/noise )"
+    r"^(lrl (fetch|fit|merge|run_seeds|search_table|sweep|zero_shot) |lrl .*(smollm2|--api_url|--model merged|/noise )"
     r"|python server/|python scripts/credit_truth.py --json)"
 )
 """Commands that take hours, or need a hub, a server or what another of them has written."""

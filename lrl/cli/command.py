@@ -3,7 +3,8 @@
 A parameter before ``*`` is a positional argument; every other parameter is an option of the same name. The annotation
 determines how many command-line arguments it takes: ``bool`` is a flag without a value, ``list[T]`` takes one or more
 values, ``tuple[T, T]`` takes two, ``tuple[str, ...]`` takes one each time that the option is given, and each field of a
-dataclass is an option. ``*options`` collects all arguments that are not options of the command.
+dataclass is an option. ``*options`` collects all arguments that are not options of the command. Such a command has no
+options of the types ``list[T]`` and ``tuple[T, T]``.
 
 jsonargparse parses the values. Its ``add_function_arguments`` is not used, because it reads a list from a single
 argument in brackets, so that a shell cannot expand a pattern such as ``runs/*``, and expects a value after each flag.
@@ -191,9 +192,14 @@ def _arguments(owner: Any, values: dict[str, Any]) -> dict[str, Any]:
 def _split(args: Sequence[str], options: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return the arguments that are options of the command, each as ``--name=value``, and all other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in options:
-        parser.add_argument(f"--{name}", default=argparse.SUPPRESS)
-    own, rest = parser.parse_known_args(args)
+    for name, kind in options.items():
+        action = "store_true" if kind is bool else "append" if get_origin(kind) is tuple else "store"
+        parser.add_argument(f"--{name}", action=action, default=argparse.SUPPRESS)
+    found, rest = parser.parse_known_args(args)
     if {"-h", "--help"} & set(rest):
         return ["--help"], []
-    return [f"--{name}={value}" for name, value in vars(own).items()], rest
+    own = list[str]()
+    for name, value in vars(found).items():
+        values = value if isinstance(value, list) else [value]
+        own += [f"--{name}" if one is True else f"--{name}={one}" for one in values]
+    return own, rest

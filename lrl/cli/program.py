@@ -28,6 +28,7 @@ COMMANDS = {
     "table": "print a table of runs with one row per configuration",
     "compare": "compare runs with baseline runs, paired by seed",
     "run_seeds": "train one experiment on several seeds that follow a rule",
+    "sweep": "train with every combination of the values of settings, on several seeds each",
     "zero_shot": "evaluate a pretrained language model that lrl has not trained, beside random actions",
     "success_table": "evaluate policies in several environments, and print a Markdown table",
     "search_table": "search for small policies on the tasks of ProPS, and compare with its published figures",

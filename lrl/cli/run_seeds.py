@@ -9,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lrl.cli.command import command
@@ -21,7 +21,9 @@ _KEPT = ("*.ckpt", ".*.ckpt.old", "earlier", "proposals.jsonl")
 a language model."""
 
 
-def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10, jobs: PositiveInt = 1) -> None:
+def run_seeds(
+    *options: str, config: tuple[str, ...], folder: Path, count: PositiveInt = 10, jobs: PositiveInt = 1
+) -> None:
     """Train once on each of several fixed seeds: seed i is the first 32 bits of the SHA-256 of "lrl-i", from i = 0.
 
     lrl run_seeds --config configs/frozen_lake/grpo.yaml --count 40 --folder runs/headline/grpo --jobs 2
@@ -29,11 +31,12 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
     Options that are not listed here are passed on to `lrl fit`. In their values `{seed}` is replaced by the seed of the
     run. For example, `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from the weights of an
     earlier run with the same seed. If the command is repeated, it skips the runs that have finished, and resumes those
-    that were interrupted, or starts them again if they have no checkpoint.
+    that were interrupted, or starts them again if they have no checkpoint. `lrl sweep` does the same for several values
+    of settings.
 
     Args:
         options: options of `lrl fit`.
-        config: the experiment's file.
+        config: the experiment's file; further ones are overlays.
         folder: where to write one run directory per seed.
         count: number of seeds.
         jobs: number of runs at a time; each is a process with one thread.
@@ -45,29 +48,113 @@ def run_seeds(*options: str, config: str, folder: Path, count: PositiveInt = 10,
     """
     from lrl.evaluation.statistics import headline_seed
 
+    runs = dict(run_of_seed(folder, config, options, headline_seed(index)) for index in range(count))
+    check_errors(train_all(runs, folder, jobs, "run_seeds"), count)
+
+
+def run_of_seed(folder: Path, config: Sequence[str], options: Sequence[str], seed: int) -> tuple[Path, list[str]]:
+    """Return the run directory for a seed, and the arguments of ``lrl`` that train the run.
+
+    Args:
+        folder: the folder of the run directory.
+        config: the experiment's file and overlays.
+        options: options of `lrl fit`, in which ``{seed}`` is replaced by the seed.
+        seed: the seed.
+    """
+    run = folder / f"seed{seed}"
+    configs = [part for file in config for part in ("--config", file)]
+    own = [option.replace("{seed}", str(seed)) for option in options]
+    return run, ["fit", *configs, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
+
+
+def check_errors(errors: Sequence[str], count: int) -> None:
+    """Raise a ValueError if some of ``count`` runs have failed.
+
+    Raises:
+        ValueError: If there is an error.
+    """
+    if errors:
+        raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
+
+
+def train_all(runs: Mapping[Path, list[str]], folder: Path, jobs: int, name: str) -> list[str]:
+    """Train the runs that have not finished, and print a line about each of them when it ends.
+
+    Args:
+        runs: arguments of ``lrl`` by run directory.
+        folder: a folder that contains the run directories, which only one such command may use at a time.
+        jobs: number of runs at a time; each is a process with one thread.
+        name: name of the command, for error messages.
+
+    Returns:
+        The error of each run that failed.
+
+    Raises:
+        ValueError: If the folder is in use, or a run directory contains a run of another command or one that can
+            neither be resumed nor removed without loss.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)  # held until this process and the runs that it has started have ended
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ValueError(
-            f"folder is {str(folder)!r}, in which another run_seeds is running; use another folder."
+            f"folder is {str(folder)!r}, in which another {name} is running; use another folder."
         ) from error
-    todo: dict[Path, list[str]] = {}
-    for seed in map(headline_seed, range(count)):
-        run = folder / f"seed{seed}"
-        own = [option.replace("{seed}", str(seed)) for option in options]
-        args = ["fit", "--config", config, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
-        todo[run] = _remaining(run, args)
+    todo = remaining_runs(runs)
     for run, args in todo.items():
-        if args and args[-1] == str(run) and run.exists():  # not resumed
+        if args[-1] == str(run) and run.exists():  # not resumed
             logging.getLogger("lrl").warning("%s was interrupted before its first checkpoint: starting it again.", run)
             shutil.rmtree(run)
+    finished = len(runs) - len(todo)
+    if finished:
+        _say(f"{finished} of {len(runs)} runs have finished before")
+    errors = list[str]()
     with ThreadPoolExecutor(jobs) as pool:
-        errors = [error for error in pool.map(lambda args: _fit(args, lock), filter(None, todo.values())) if error]
+        waiting = {pool.submit(_fit, args, lock): run for run, args in todo.items()}
+        try:
+            for done, future in enumerate(as_completed(waiting), finished + 1):
+                run, error = waiting[future], future.result()
+                _say(f"[{done}/{len(runs)}] {run.relative_to(folder)}: {error or _result(run)}")
+                errors += [error] if error else []
+        except BaseException:  # such as Ctrl-C, which the runs receive as well
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     os.close(lock)
-    if errors:
-        raise ValueError(f"{len(errors)} of {count} runs failed; the first error is: {errors[0]}")
+    return errors
+
+
+def _say(line: str) -> None:
+    """Print a line about the progress on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _result(run: Path) -> str:
+    """Return the last and best value of the most important metric of a run, and its duration."""
+    from lrl.evaluation.comparison import last_and_best, minutes_of
+    from lrl.evaluation.pictures import logged_metrics
+    from lrl.evaluation.statistics import RESULT_METRICS
+
+    logged = logged_metrics(run) if (run / "metrics.csv").is_file() else ()
+    metric = next((name for name in RESULT_METRICS if name in logged), None)
+    if metric is None:
+        return "finished"
+    last, best = last_and_best(run, metric)
+    return f"{metric} {last:.4g}, best {best:.4g}, {minutes_of(run) or 0:.2f} minutes"
+
+
+def remaining_runs(runs: Mapping[Path, list[str]]) -> dict[Path, list[str]]:
+    """Return the arguments that start or resume each run that has not finished.
+
+    Args:
+        runs: arguments of ``lrl`` by run directory.
+
+    Raises:
+        ValueError: If a run directory contains a run of another command or one that can neither be resumed nor removed
+            without loss.
+    """
+    remaining = {run: _remaining(run, args) for run, args in runs.items()}
+    return {run: args for run, args in remaining.items() if args}
 
 
 def _remaining(run: Path, args: list[str]) -> list[str]:

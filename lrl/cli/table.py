@@ -85,16 +85,13 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
 
 def _figures(runs: Sequence[Path], metric: str) -> list[str]:
     """Return the cells of a group of runs: seeds, last and best value, and minutes."""
-    from lrl.evaluation.comparison import minutes_of, minutes_range
-    from lrl.evaluation.pictures import logged_rows
+    from lrl.evaluation.comparison import last_and_best, minutes_of, minutes_range
     from lrl.evaluation.statistics import bounds_of, mean_with_spread
 
-    values = [[float(row[metric]) for row in logged_rows(run, metric)] for run in runs]
-    best, bounds = min if metric.endswith("loss") else max, bounds_of({"metric": metric})
+    values, bounds = np.array([last_and_best(run, metric) for run in runs]), bounds_of({"metric": metric})
     return [
         str(len(runs)),
-        mean_with_spread(np.array([own[-1] for own in values]), bounds),
-        mean_with_spread(np.array([best(own) for own in values]), bounds),
+        *(mean_with_spread(column, bounds) for column in values.T),
         minutes_range(map(minutes_of, runs)),
     ]
 

@@ -298,6 +298,16 @@ def minutes_of(run: Path) -> float | None:
     return max(float(finished[1]), round(clock, 2))
 
 
+def last_and_best(run: Path, metric: str) -> tuple[float, float]:
+    """Return the last and the best logged value of a metric of a run; the best loss is the smallest one.
+
+    Raises:
+        ValueError: If the run has not logged the metric.
+    """
+    values = [float(row[metric]) for row in logged_rows(run, metric)]
+    return values[-1], min(values) if metric.endswith("loss") else max(values)
+
+
 def minutes_range(minutes: Iterable[float | None]) -> str:
     """Return the shortest and the longest duration as text; empty if none is known."""
     known = [one for one in minutes if one is not None]

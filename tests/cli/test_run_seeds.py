@@ -37,7 +37,7 @@ def test_finished_runs_are_skipped_and_a_failure_is_reported(tmp_path, monkeypat
     monkeypatch.setattr(seeds.subprocess, "run", fit)
     finished(tmp_path, 0)
     with pytest.raises(ValueError, match=r"1 of 3 runs failed; the first error is: lrl: a sentence\."):
-        run_seeds(config="some.yaml", folder=tmp_path, count=3)
+        run_seeds(config=("some.yaml",), folder=tmp_path, count=3)
     assert started == [str(headline_seed(1)), str(headline_seed(2))]
 
 
@@ -47,7 +47,7 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
         seeds.subprocess, "run", lambda command, **_: started.append(command) or subprocess.CompletedProcess(command, 0)
     )
     options = ["--model.init_from", "runs/weak/seed{seed}", "--rewards", "[{}]"]
-    run_seeds(*options, config="some.yaml", folder=tmp_path, count=2)
+    run_seeds(*options, config=("some.yaml",), folder=tmp_path, count=2)
     for index, command in enumerate(started):
         assert command[command.index("--model.init_from") + 1] == f"runs/weak/seed{headline_seed(index)}"
         assert command[command.index("--rewards") + 1] == "[{}]"
@@ -55,7 +55,7 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
         run.mkdir()
         (run / "command.txt").write_text(shlex.join(["lrl", *command[3:]]) + "\n")
         (run / "run.log").write_text("finished after 1.00 minutes")
-    run_seeds(*options, config="some.yaml", folder=tmp_path, count=2)
+    run_seeds(*options, config=("some.yaml",), folder=tmp_path, count=2)
     assert len(started) == 2
 
 
@@ -79,7 +79,7 @@ def test_other_runs_and_results_that_cannot_be_resumed_raise_and_are_not_removed
     (run / file).parent.mkdir(exist_ok=True)
     (run / file).touch()
     with pytest.raises(ValueError, match=sentence):
-        run_seeds(config="some.yaml", folder=tmp_path, count=2)
+        run_seeds(config=("some.yaml",), folder=tmp_path, count=2)
     assert (run / file).exists() and (run / "run.log").exists() and early.exists()
 
 
@@ -94,7 +94,7 @@ def test_a_run_without_a_checkpoint_is_started_again(tmp_path, monkeypatch, capl
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(seeds.subprocess, "run", fit)
-    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+    run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
     assert [command[-2:] for command in started] == [["--run_directory", str(run)]]
     assert caplog.messages == [f"{run} was interrupted before its first checkpoint: starting it again."]
 
@@ -109,7 +109,7 @@ def test_interrupted_runs_are_resumed_as_often_as_needed(tmp_path, monkeypatch):
     checkpoint.parent.mkdir()
     checkpoint.touch()
     for times in (1, 2):
-        run_seeds(config="some.yaml", folder=tmp_path, count=1)
+        run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
         assert len(started) == times and started[-1][-4:] == [
             "--run_directory",
             str(run),
@@ -118,20 +118,20 @@ def test_interrupted_runs_are_resumed_as_often_as_needed(tmp_path, monkeypatch):
         ]
         (run / "command.txt").write_text(shlex.join(["lrl", *started[-1][3:]]) + "\n")
     (run / "run.log").write_text("finished after 1.00 minutes")
-    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+    run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
     assert len(started) == 2
 
 
 def test_two_commands_cannot_use_one_folder_at_a_time(tmp_path, monkeypatch):
     def fit(command, **_):
         with pytest.raises(ValueError, match="in which another run_seeds is running; use another folder"):
-            run_seeds(config="some.yaml", folder=tmp_path, count=1)
+            run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(seeds.subprocess, "run", fit)
-    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+    run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
     monkeypatch.setattr(seeds.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0))
-    run_seeds(config="some.yaml", folder=tmp_path, count=1)
+    run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
 
 
 @pytest.mark.parametrize("setting", ["count", "jobs"])
