@@ -12,7 +12,7 @@ from lrl.cli.options import labelled_number
 def plot(
     runs: list[str],
     *,
-    metric: str = "val/success_rate",
+    metric: str | None = None,
     clock: Literal["env_steps", "episodes", "tokens", "minutes"] = "env_steps",
     baseline: tuple[str, ...] | None = None,
     title: str = "",
@@ -23,24 +23,29 @@ def plot(
     lrl plot runs/frozen_lake/grpo/* --metric val/success_rate --baseline optimum=0.744 --out curve.png
     lrl plot small=runs/a/x-seed0 small=runs/a/x-seed1 large=runs/b/x-seed0 --clock minutes --out b.png
 
+    Runs with the same configuration are one curve; their seeds, directories and loggers may differ. Several curves are
+    labelled by the settings in which the configurations differ.
+
     Args:
-        runs: run directories, each as RUN or LABEL=RUN. Runs with the same label are one curve; a run without a label
-            is labelled by the folder that holds it.
-        metric: any column of metrics.csv.
+        runs: run directories, each as RUN or LABEL=RUN. Runs with the same label are one curve whatever their
+            configurations.
+        metric: a column of metrics.csv; default: the most important metric that all runs have logged.
         clock: the x axis.
         baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
         title: title of the plot.
         out: the PNG to write.
     """
-    from lrl.evaluation.pictures import aggregate, draw_curves, group_runs, read_series
+    from lrl.evaluation.comparison import common_metric, group_runs
+    from lrl.evaluation.pictures import aggregate, draw_curves, read_series
 
+    groups = group_runs(runs)
+    metric = common_metric((run for grouped in groups.values() for run in grouped), metric)
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
     curves = [
-        aggregate(label, [read_series(run, metric, clock) for run in grouped])
-        for label, grouped in group_runs(runs).items()
+        aggregate(label, [read_series(run, metric, clock) for run in grouped]) for label, grouped in groups.items()
     ]
     draw_curves(curves, metric, clock, out, baselines, title)
-    print(f"wrote {out}")
+    print(f"wrote {metric} of the runs to {out}")
 
 
 main = command(plot)

@@ -6,6 +6,7 @@ t test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import re
@@ -217,6 +218,51 @@ def group_by_configuration(runs: Iterable[Path]) -> list[RunGroup]:
         RunGroup(runs=tuple(members), settings={name: config.get(key, ABSENT) for key, name in names.items()})
         for members, config in zip(groups.values(), configs, strict=True)
     ]
+
+
+def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
+    """Group runs by label, and those without a label by configuration.
+
+    An argument is ``label=run`` or a run, which is a run directory or its ``metrics.csv``. It may be a pattern such as
+    ``runs/a/*``, which a shell does not expand after ``label=``. If the name of a directory contains an equals sign,
+    the shortest label whose directory exists is used. A run without ``config.yaml`` is labelled by its parent's name.
+
+    Returns:
+        The runs by label; for a configuration it is :attr:`RunGroup.label`.
+
+    Raises:
+        ValueError: If no run is given, or a run does not exist.
+    """
+    groups: dict[str, list[Path]] = {}
+    configured: dict[Path, Path] = {}
+    for argument in arguments:
+        label, runs = _labelled_runs(argument)
+        for run in runs:
+            folder = run.parent if run.is_file() else run
+            if not label and (folder / "config.yaml").is_file():
+                configured[folder] = run
+            else:
+                groups.setdefault(label or run.resolve().parent.name, []).append(run)
+    for group in group_by_configuration(configured):
+        groups.setdefault(group.label, []).extend(configured[folder] for folder in group.runs)
+    if not groups:
+        raise ValueError("no run is given; at least one run directory is needed.")
+    return groups
+
+
+def _labelled_runs(argument: str) -> tuple[str, list[Path]]:
+    """Return the label of an argument of :func:`group_runs`, empty if it has none, and its runs.
+
+    Raises:
+        ValueError: If a run does not exist.
+    """
+    parts, name = argument.split("="), argument
+    for place in range(len(parts)):
+        label, name = "=".join(parts[:place]), "=".join(parts[place:])
+        found = [name] if Path(name).exists() else sorted(glob.glob(name))
+        if found:
+            return label, list(map(Path, found))
+    raise ValueError(f"run is {name!r}, which does not exist; it must be a run directory, a metrics.csv, or a pattern.")
 
 
 def _leaves(value: Any, key: _Key = ()) -> Iterator[tuple[_Key, str]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import glob
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -157,34 +156,6 @@ def aggregate(label: str, runs: Sequence[Series], statistic: Literal["mean", "iq
         lower, upper = bootstrap_bounds((values,), reduce, resamples=_RESAMPLES)  # whole runs are resampled
     centre = reduce(values, axis=0)
     return Curve(label=label, clock=clock, centre=centre, lower=lower, upper=upper, runs=values)
-
-
-def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
-    """Group runs by label; an argument is ``label=directory``, or a directory, which is labelled by its parent's name.
-
-    A directory may be a pattern such as ``runs/a/*``, which a shell does not expand after ``label=``. If the name of a
-    directory contains an equals sign, the shortest label whose directory exists is used.
-
-    Raises:
-        ValueError: If no run is given, or a run does not exist.
-    """
-    groups: dict[str, list[Path]] = {}
-    for argument in arguments:
-        parts = argument.split("=")
-        for place in range(len(parts)):
-            label, name = "=".join(parts[:place]), "=".join(parts[place:])
-            found = [name] if Path(name).exists() else sorted(glob.glob(name))
-            if found:
-                break
-        else:
-            raise ValueError(
-                f"run is {name!r}, which does not exist; it must be a run directory, a metrics.csv, or a pattern."
-            )
-        for run in map(Path, found):
-            groups.setdefault(label or run.resolve().parent.name, []).append(run)
-    if not groups:
-        raise ValueError("no run is given; at least one run directory is needed.")
-    return groups
 
 
 def draw_curves(

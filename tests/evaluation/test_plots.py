@@ -1,5 +1,6 @@
 """Tests of learning curves."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from lrl.cli.program import main
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation import pictures as plots
+from lrl.evaluation.comparison import group_runs
 from lrl.evaluation.exact import lakes_of
-from lrl.evaluation.pictures import Series, aggregate, draw_curves, group_runs, metrics_file, read_series
+from lrl.evaluation.pictures import Series, aggregate, draw_curves, metrics_file, read_series
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
@@ -162,6 +164,22 @@ def test_the_command_draws_runs_with_baselines(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / "curve.png"
     plot(monkeypatch, *runs, "--baseline", "optimum=.744", "--clock", "minutes", "--out", str(path))
     assert path.read_bytes().startswith(PNG)
+
+
+def test_runs_with_different_configurations_are_different_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: list[Any]
+) -> None:
+    runs = []
+    for number, (model, lr) in enumerate([("PPO", 0.1), ("GRPO", 0.1), ("PPO", 0.2), ("PPO", 0.1)]):
+        runs.append(str(write_run(tmp_path / "all" / str(number), [0.1, 0.2])))
+        config = {"seed_everything": number, "model": {"class_path": model, "init_args": {"lr": lr}}}
+        (Path(runs[-1]) / "config.yaml").write_text(json.dumps(config))
+    plot(monkeypatch, *runs[:3], f"{runs[3]}/metrics.csv")
+    legend = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
+    assert legend == ["PPO, lr=0.1 (2 runs)", "GRPO, lr=0.1", "PPO, lr=0.2"]
+    assert figures[0].axes[0].get_ylabel() == "val/success_rate, held-out episodes"
+    assert list(group_runs([runs[0], runs[3]])) == ["all"]
+    assert list(group_runs([f"mine={runs[0]}", f"mine={runs[1]}", runs[2]])) == ["mine", "all"]
 
 
 def test_the_command_reports_errors_in_one_sentence(
