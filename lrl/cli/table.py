@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
     if not shown:
         names = ", ".join(sorted(set[str]().union(*logged.values()))) or "nothing"
         raise ValueError(f"metric is {metric!r}, which no run has logged; they have {names}.")
-    groups = group_by_configuration(shown)
+    groups = sorted(group_by_configuration(shown), key=lambda group: [_order(text) for text in group.settings.values()])
     settings = list(groups[0].settings)
     rows = [
         [*(_cell(text) for text in (group.settings.values() or [group.label])), *_figures(group.runs, metric)]
@@ -94,6 +95,14 @@ def _figures(runs: Sequence[Path], metric: str) -> list[str]:
         *(mean_with_spread(column, bounds) for column in values.T),
         minutes_range(map(minutes_of, runs)),
     ]
+
+
+def _order(text: str) -> tuple[float, str]:
+    """Return the sort key of a setting: numbers come first, by size."""
+    try:
+        return float(text), text
+    except ValueError:
+        return math.inf, text
 
 
 def _cell(text: str) -> str:

@@ -48,6 +48,12 @@ def test_runs_with_one_configuration_are_one_row_whatever_their_seeds_and_direct
     ]
 
 
+def test_rows_are_sorted_by_the_values_of_their_settings(tmp_path):
+    for name, lr in {"a": 0.01, "b": 2e-4, "c": None, "d": 1.0}.items():
+        write_run(tmp_path / name, [1], config=config_of(optimizer={"lr": lr}))
+    assert [row.split(" | ")[0] for row in table(tmp_path)[2:]] == ["| 0.0002", "| 0.01", "| 1.0", "| null"]
+
+
 def test_few_seeds_are_listed_and_runs_without_figures_or_an_end_are_counted(tmp_path):
     write_run(tmp_path / "grpo" / "a", [0.25, 0.5])
     write_run(tmp_path / "grpo" / "b", [0.75], config=config_of(seed=1), log="collection 3")
