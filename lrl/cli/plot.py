@@ -13,7 +13,7 @@ def plot(
     runs: list[str],
     *,
     metric: str | None = None,
-    clock: Literal["env_steps", "episodes", "tokens", "minutes"] = "env_steps",
+    clock: Literal["env_steps", "episodes", "tokens", "minutes"] | None = None,
     baseline: tuple[str, ...] | None = None,
     title: str = "",
     out: Path = Path("plot.png"),
@@ -30,21 +30,23 @@ def plot(
         runs: run directories, each as RUN or LABEL=RUN. Runs with the same label are one curve whatever their
             configurations.
         metric: a column of metrics.csv; default: the most important metric that all runs have logged.
-        clock: the x axis.
+        clock: the x axis; default: env_steps, or the first other clock that all runs have logged.
         baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
         title: title of the plot.
         out: the PNG to write.
     """
     from lrl.evaluation.comparison import common_metric, group_runs
-    from lrl.evaluation.pictures import aggregate, draw_curves, read_series
+    from lrl.evaluation.pictures import aggregate, common_clock, draw_curves, read_series
 
     groups = group_runs(runs)
-    metric = common_metric((run for grouped in groups.values() for run in grouped), metric)
+    every = [run for grouped in groups.values() for run in grouped]
+    metric = common_metric(every, metric)
+    unit = clock or common_clock(every, metric)
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
     curves = [
-        aggregate(label, [read_series(run, metric, clock) for run in grouped]) for label, grouped in groups.items()
+        aggregate(label, [read_series(run, metric, unit) for run in grouped]) for label, grouped in groups.items()
     ]
-    draw_curves(curves, metric, clock, out, baselines, title)
+    draw_curves(curves, metric, unit, out, baselines, title)
     print(f"wrote {metric} of the runs to {out}")
 
 

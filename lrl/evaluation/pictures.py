@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -107,6 +107,21 @@ def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
         names = ", ".join(sorted(logged_metrics(file))) or "nothing"
         raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {names}.")
     return found
+
+
+def common_clock(runs: Iterable[Path], metric: str) -> str:
+    """Return the first of :data:`CLOCKS` that every run has logged together with a metric; ``env_steps`` if none is.
+
+    Args:
+        runs: run directories, or their ``metrics.csv``.
+        metric: column of the metric.
+
+    Raises:
+        ValueError: If a run lacks the metric.
+    """
+    rows = [logged_rows(run, metric) for run in runs]
+    known = (clock for clock in CLOCKS if all(any(row.get(f"clock/{clock}") for row in own) for own in rows))
+    return next(known, CLOCKS[0])
 
 
 def read_series(run: Path, metric: str, clock: str = "env_steps") -> Series:

@@ -182,6 +182,17 @@ def test_runs_with_different_configurations_are_different_curves(
     assert list(group_runs([f"mine={runs[0]}", f"mine={runs[1]}", runs[2]])) == ["mine", "all"]
 
 
+def test_runs_without_env_steps_are_drawn_against_another_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: list[Any]
+) -> None:
+    runs = [write_run(tmp_path / "sft" / str(number), [0.1, 0.5]) for number in range(2)]
+    plot(monkeypatch, *map(str, runs))
+    table = (runs[0] / "metrics.csv").read_text()
+    (runs[0] / "metrics.csv").write_text(table.replace("clock/env_steps", "epoch"))
+    plot(monkeypatch, *map(str, runs))
+    assert [figure.axes[0].get_xlabel() for figure in figures] == ["env steps", "minutes"]
+
+
 def test_the_command_reports_errors_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
