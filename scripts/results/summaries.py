@@ -163,7 +163,14 @@ def lasting_of(run: Path, metric: str, bar: float) -> dict[str, float] | None:
         ``solved``, env steps at which the task is solved; ``steps``, those of the whole run; ``then`` and ``last``, the
         means of the metric over the tenth of the run after solving, and over the last tenth; ``lowest``, the lowest
         trailing mean after solving; ``drawdown``, the largest fall of the trailing mean below its previous maximum.
+
+    Raises:
+        ValueError: If the bar is not positive, because ratios of negative returns have no meaning.
     """
+    if bar <= 0:
+        raise ValueError(
+            f"--lasting has the bar {bar:g}; it must be positive, because its ratios have no other meaning."
+        )
     rows = logged_rows(run, metric, "clock/env_steps")
     steps = np.array([float(row["clock/env_steps"]) for row in rows])
     values = np.array([float(row[metric]) for row in rows])
@@ -188,6 +195,10 @@ def lasting_table(results: Sequence[dict[str, Any]]) -> str:
     rows = []
     for result in results:
         runs = [run["lasting"] for run in result["runs"] if run["lasting"] is not None]
+        solving = f"{len(runs)} of {len(result['runs'])}"
+        if not runs:
+            rows.append([result["title"], solving, *[""] * 5])
+            continue
         shares = [run["last"] / run["then"] for run in runs]
         columns = ("solved", "{:,.0f}"), ("steps", "{:,.0f}"), ("last", "{:.4g}"), ("drawdown", "{:.3g}")
         solved, steps, last, drawdown = (
@@ -196,7 +207,7 @@ def lasting_table(results: Sequence[dict[str, Any]]) -> str:
         )
         cells = f"{solved[0]} ({solved[1]} to {solved[2]})", steps[0], f"{last[0]} ({last[1]} to {last[2]})"
         share = f"{np.median(shares):.3f}, {min(shares):.3f}"
-        rows.append([result["title"], f"{len(runs)} of {len(result['runs'])}", *cells, share, drawdown[2]])
+        rows.append([result["title"], solving, *cells, share, drawdown[2]])
     names = ["experiment", "seeds that solve", "solved after env steps", "env steps", "mean of the last tenth"]
     shares = "last tenth / tenth after solving: median, lowest"
     return markdown_table([*names, shares, "largest drawdown"], rows)

@@ -291,6 +291,11 @@ def test_a_run_that_lasts_is_told_from_one_that_falls(tmp_path):
         "solved": 2200, "steps": 8000, "then": round((490 + 8 * 500) / 9, 4), "last": 500, "lowest": 475, "drawdown": 0
     }  # fmt: skip
     assert figures([474] * 80) is None
+    with pytest.raises(ValueError, match="bar -100; it must be positive"):
+        lasting_of(tmp_path, "rollout/return", -100)
+    assert (
+        lasting_table([{"title": "b", "runs": [{"lasting": None}]}]).splitlines()[-1] == "| b | 0 of 1 |  |  |  |  |  |"
+    )
     result = {"title": "a", "runs": [{"lasting": falls}, {"lasting": lasts}, {"lasting": None}]}
     assert lasting_table([result]).splitlines()[-1] == (
         "| a | 2 of 3 | 2,200 (2,200 to 2,200) | 8,000 | 400 (300 to 500) | 0.801, 0.600 | 400 |"
