@@ -27,7 +27,7 @@ from lrl.lm.heads import at_least_float32
 from lrl.lm.loading import fingerprint, fuse_kernels
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
-from lrl.training.guards import FiniteSteps, LimitedUpdates
+from lrl.training.guards import FiniteSteps
 from lrl.training.metrics import derived
 from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig
@@ -97,7 +97,7 @@ class GradientModule(PolicyModule, ABC):
             )
         self.optimizer, self.init_from = optimizer, init_from
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
-        self.finite_steps, self._updates = FiniteSteps(self), LimitedUpdates(optimizer)
+        self.finite_steps = FiniteSteps(self)
         self.skip_updates = False
         """Whether the remaining minibatches of this collection are no-op steps (``target_kl`` was exceeded)."""
         self.dropout_seed: int | None = None
@@ -136,8 +136,9 @@ class GradientModule(PolicyModule, ABC):
     def loss(self, batch: TurnBatch, policy: Evaluation) -> TokenLoss:
         """Return the loss of every token of a minibatch, without changing any state.
 
-        Large minibatches are evaluated in several passes. Therefore the loss of a token may depend only on its turn,
-        and ``policy.distribution`` exists only with :attr:`~lrl.policies.policy.Policy.needs_distribution`.
+        Large minibatches are evaluated in several passes. Therefore the loss of a token may depend only on its own
+        turn, and ``policy.distribution`` exists only if the algorithm sets
+        :attr:`~lrl.policies.policy.Policy.needs_distribution`.
 
         Args:
             batch: turns with advantages.
@@ -287,16 +288,17 @@ class GradientModule(PolicyModule, ABC):
 
     @torch.no_grad()
     def _measure_update(self) -> None:
-        """Record ``train/update_kl`` after the last minibatch of a collection, and let the optimiser depend on it.
+        """Record ``train/update_kl`` after the last minibatch of a collection, and adapt the learning rate to it.
 
-        Like ``train/approx_kl``, which is evaluated before each step, it is ``r - 1 - log r`` at sampled tokens. It is
-        computed on a random sample of at most as many turns as a minibatch has. All ranks must call this method.
+        Like ``train/approx_kl`` it is ``r - 1 - log r`` at the sampled tokens, but with the weights after the last
+        optimiser step of the collection, while ``train/approx_kl`` is evaluated before each step and is 0 at first. It
+        is computed without gradient on a random sample of at most as many turns as a minibatch has. All ranks must call
+        this method.
         """
         data = self.run_data
         if not isinstance(data, RolloutDataModule):
             return
-        share = _MEASURED_SHARE if self.optimizer.reject_kl is None else 1.0
-        sample, kl = data.sample(share, *_MEASURED_TURNS), torch.zeros(0, device=self.device)
+        sample, kl = data.sample(_MEASURED_SHARE, *_MEASURED_TURNS), torch.zeros(0, device=self.device)
         with self.trainer.precision_plugin.forward_context():
             if len(sample) == 0:
                 no_op_loss(self.policy, sample)
@@ -305,12 +307,11 @@ class GradientModule(PolicyModule, ABC):
                 log_ratio = (self.policy.evaluate(part).logprobs - part.old_logprobs)[part.response_mask]
                 kl = torch.cat([kl, log_ratio.exp() - 1 - log_ratio])
         self.record("train/update_kl", kl)
-        if self.optimizer.adapts:
+        if self.optimizer.update_kl is not None:
             total, count = self.reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
-            undone = self._updates.settle(self._trained, self.trainer, total / max(count, 1))
-            self.record("train/lr", kl.new_tensor([group["lr"] for group in self.trainer.optimizers[0].param_groups]))
-            if self.optimizer.reject_kl is not None:
-                self.record("train/undone_updates", kl.new_tensor([float(undone)]))
+            for group in self.trainer.optimizers[0].param_groups:
+                group["lr"] = self.optimizer.adapted(group["lr"], total / max(count, 1))
+                self.record("train/lr", kl.new_tensor([group["lr"]]))
 
     # -- callbacks and weights --------------------------------------------------------------------------------------
 
@@ -404,7 +405,6 @@ class GradientModule(PolicyModule, ABC):
 
         A skipped step is not taken with gradients of 0, because Adam would still change the weights.
         """
-        self._updates.keep(self._trained, self.trainer.optimizers[0])
         if self.skip_updates and optimizer_closure is not None:
             optimizer_closure()
             self.finite_steps.forget()

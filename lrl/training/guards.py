@@ -1,14 +1,12 @@
-"""Guards of a training run: numbers that are not finite, too large updates, SIGTERM and Ctrl-C, signals during a step.
+"""Guards of a training run: losses and gradients that are not finite, SIGTERM and Ctrl-C, signals during a step.
 
 :class:`FiniteSteps` stops a run whose loss is not finite and skips optimiser steps whose gradients are not.
-:class:`LimitedUpdates` undoes the update of a collection that moved the policy too far.
 :class:`Interruption` ends a run at the next complete step, with a checkpoint that resumes bit-identically.
 :class:`DeferredSignals` delays the handlers of other signals while weights change.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import os
@@ -24,8 +22,6 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-
-from lrl.training.optimizer import OptimizerConfig
 
 _MAX_SKIPPED = 10
 """Number of consecutive optimiser steps that may be skipped because their gradients are not finite."""
@@ -126,52 +122,6 @@ class FiniteSteps:
 
     def _place(self, minibatch: int) -> str:
         return f"minibatch {minibatch + 1} of collection {self._collection}"
-
-
-class LimitedUpdates:
-    """Lets the learning rate follow the divergence of each collection's update, and undoes updates that are too large.
-
-    Args:
-        config: which divergence is too large, and the learning rate after a divergence.
-    """
-
-    def __init__(self, config: OptimizerConfig) -> None:
-        self._config = config
-        self._before: tuple[list[Tensor], dict[str, Any]] | None = None
-
-    def keep(self, weights: Iterable[Tensor], optimizer: torch.optim.Optimizer) -> None:
-        """Copy the weights and the optimiser's state before the first step of an update, if it may be undone."""
-        if self._config.reject_kl is not None and self._before is None:
-            self._before = [weight.detach().clone() for weight in weights], copy.deepcopy(optimizer.state_dict())
-
-    @torch.no_grad()
-    def settle(self, weights: Iterable[Tensor], trainer: L.Trainer, kl: float) -> bool:
-        """Undo an update if it is too large, and set the learning rate of the next one.
-
-        Args:
-            weights: trained weights, as in :meth:`keep`.
-            trainer: trainer with the optimiser of these weights, and its schedule if there is one.
-            kl: divergence of the update in nats per token, over all ranks.
-
-        Returns:
-            Whether the update was undone.
-        """
-        optimizer, undone = trainer.optimizers[0], self._config.rejects(kl) and self._before is not None
-        rates = [group["lr"] for group in optimizer.param_groups]  # a schedule goes on if the update is undone
-        if undone:
-            assert self._before is not None
-            for weight, before in zip(weights, self._before[0], strict=True):
-                weight.copy_(before)
-            optimizer.load_state_dict(self._before[1])
-        self._before = None
-        schedule: Any = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
-        bases = rates if schedule is None else schedule.base_lrs
-        new = [self._config.adapted(base, kl) for base in bases]
-        for group, rate, base, adapted in zip(optimizer.param_groups, rates, bases, new, strict=True):
-            group["lr"] = rate * adapted / base
-        if schedule is not None:
-            schedule.base_lrs = new
-        return undone
 
 
 _ADVICE = "the run stops and its last checkpoint is unchanged; try a smaller learning rate or check the rewards"

@@ -35,58 +35,43 @@ class OptimizerConfig:
     adapted as in arXiv:2109.11978, but per collection instead of per minibatch: after an update with more than twice
     this divergence it is divided by 1.5, and after one with less than half of it multiplied by 1.5, within the limits
     of :meth:`adapted`. Null does not adapt it."""
-    reject_kl: PositiveFloat | None = None
-    """Maximum of KL(old || new) of the update of one collection, in nats per token. A larger update is undone: the
-    weights and the state of the optimiser before it are restored, and the learning rate is halved. Unless ``update_kl``
-    is set, each accepted update multiplies it by 1.2, up to ``lr``, which with a schedule is the rate before its decay.
-    Null undoes none."""
     factory: OptimizerFactory | None = None
     """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
 
     def __post_init__(self) -> None:
         check_fields(self, "model.optimizer")
+        if self.update_kl is not None and self.factory is not None:
+            raise ValueError(
+                f"model.optimizer.update_kl is {self.update_kl} and model.optimizer.factory is set; update_kl must be "
+                "null, because its limits depend on model.optimizer.lr, which only AdamW uses."
+            )
         if self.update_kl is not None and (self.schedule != "constant" or self.warmup):
             raise ValueError(
                 f"model.optimizer.update_kl is {self.update_kl}, but the learning rate has a schedule; "
                 "model.optimizer.schedule must be constant and model.optimizer.warmup 0."
             )
 
-    @property
-    def adapts(self) -> bool:
-        """Return whether the learning rate depends on the divergence of updates."""
-        return self.update_kl is not None or self.reject_kl is not None
-
     def require_fixed_rate(self) -> None:
         """Check that the learning rate is not adapted, for training without rollouts.
 
         Raises:
-            ValueError: If ``update_kl`` or ``reject_kl`` is set.
+            ValueError: If ``update_kl`` is set.
         """
-        for name in ("update_kl", "reject_kl"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"model.optimizer.{name} is {getattr(self, name)}; it must be null, because only rollouts have a "
-                    "divergence from the policy that sampled."
-                )
-
-    def rejects(self, kl: float) -> bool:
-        """Return whether an update with this divergence in nats per token is undone."""
-        return self.reject_kl is not None and not kl <= self.reject_kl
+        if self.update_kl is not None:
+            raise ValueError(
+                f"model.optimizer.update_kl is {self.update_kl}; it must be null, because only rollouts have a "
+                "divergence from the policy that sampled."
+            )
 
     def adapted(self, lr: float, kl: float) -> float:
-        """Return the learning rate of the next collection; with a schedule, before its factor.
-
-        It stays above a hundredth of the configured one, and below ten times the configured one with ``update_kl``.
+        """Return the learning rate of the next collection, between a hundredth and ten times the configured one.
 
         Args:
             lr: learning rate of the last update.
             kl: its divergence in nats per token. A divergence at the level of rounding, such as that of a collection in
-                which all advantages are 0, says nothing about the learning rate; ``update_kl`` then does not change it.
+                which all advantages are 0, says nothing about the learning rate and does not change it.
         """
-        if self.rejects(kl):
-            return max(lr / 2, self.lr / 100)
-        if self.update_kl is None:
-            return min(1.2 * lr, self.lr)
+        assert self.update_kl is not None
         if kl > 2 * self.update_kl:
             lr /= 1.5
         elif _MIN_KL < kl < self.update_kl / 2:

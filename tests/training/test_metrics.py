@@ -1,8 +1,5 @@
 """Means and maxima of what a collection records, and what a run records."""
 
-import math
-
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -241,71 +238,6 @@ def test_a_run_adapts_its_learning_rate_to_each_measured_update_and_keeps_it_whe
     assert resumed_last == last and [row["train/lr"] for row in resumed] == [row["train/lr"] for row in rows[2:]]
 
 
-@pytest.mark.parametrize(
-    ("lr", "kl", "rate"),
-    [(0.1, 0.0501, 0.05), (0.1, math.nan, 0.05), (1.5e-3, 1.0, 1e-3), (0.05, 0.05, 0.06), (0.09, 0.0, 0.1)],
-)
-def test_the_learning_rate_is_halved_after_an_undone_update_and_recovers_after_accepted_ones(lr, kl, rate):
-    assert OptimizerConfig(lr=0.1, reject_kl=0.05).adapted(lr, kl) == pytest.approx(rate)
-
-
-def test_both_limits_of_an_update_work_together():
-    config = OptimizerConfig(lr=0.1, update_kl=0.01, reject_kl=0.05)
-    assert [config.adapted(0.1, kl) for kl in (0.06, 0.03, 0.01, 0.001)] == pytest.approx([0.05, 0.1 / 1.5, 0.1, 0.15])
-
-
-@pytest.mark.parametrize(("make", "kind"), [(network, "network"), (grpo, "prompts")])
-def test_an_update_that_is_too_large_is_undone(tmp_path, make, kind):
-    def run(name, **limits):
-        module = make(save_tiny_model(tmp_path / "tiny"), optimizer={"lr": 1e-2, "schedule": "constant", **limits})
-        trainer, seen = make_trainer(tmp_path / name, max_epochs=2, enable_checkpointing=False), []
-
-        class Weights(L.Callback):
-            def on_train_start(self, trainer, pl_module):
-                seen.append([weight.detach().clone() for weight in pl_module._trained])
-
-            def on_train_epoch_end(self, trainer, pl_module):
-                self.on_train_start(trainer, pl_module)
-                steps = [float(state["step"]) for state in trainer.optimizers[0].state_dict()["state"].values()]
-                assert all(
-                    step == (0 if limits.get("reject_kl") == 1e-9 else 4 * trainer.current_epoch + 4) for step in steps
-                )
-
-        trainer.callbacks.append(Weights())
-        trainer.fit(module, datamodule=rollout_data(kind, num_epochs=2, num_minibatches=2))
-        return seen, [row for _, row in trainer.logger.rows]
-
-    def equal(weights, others):
-        return all(torch.equal(weight, other) for weight, other in zip(weights, others, strict=True))
-
-    (start, *ends), rows = run("undone", reject_kl=1e-9)
-    assert [row["train/undone_updates"] for row in rows] == [1.0, 1.0] and all(
-        row["train/update_kl"] > 0 for row in rows
-    )
-    assert [row["train/lr"] for row in rows] == pytest.approx([5e-3, 2.5e-3])
-    assert all(equal(end, start) for end in ends)
-    (_, *accepted), rows = run("accepted", reject_kl=1e9)
-    (_, *free), _ = run("free")
-    assert [row["train/undone_updates"] for row in rows] == [0.0, 0.0]
-    assert equal(accepted[-1], free[-1]) and not equal(free[-1], start)
-
-
-def test_an_undone_update_halves_the_learning_rate_of_a_schedule_which_goes_on(tmp_path):
-    def run(folder, max_epochs, ckpt_path=None):
-        module = network(tmp_path, optimizer={"lr": 1e-2, "schedule": "linear", "reject_kl": 1e-9})
-        trainer = make_trainer(tmp_path / folder, max_epochs=max_epochs, enable_checkpointing=False)
-        rates = []
-        module.on_train_epoch_start = lambda: rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-        data = rollout_data("network", num_epochs=2, num_minibatches=2)
-        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
-        trainer.save_checkpoint(tmp_path / folder / "end.ckpt")
-        return rates
-
-    assert run("whole", 4) == pytest.approx([1e-2 * 2.0**-done * (1 - done / 4) for done in range(4)])
-    run("parts", 2)
-    assert run("parts", 4, tmp_path / "parts" / "end.ckpt")[1] == pytest.approx(1e-2 * 2.0**-3 / 4)
-
-
 def test_a_learning_rate_with_a_schedule_or_without_rollouts_cannot_be_adapted(tmp_path):
     with pytest.raises(ValueError, match=r"model\.optimizer\.schedule must be constant"):
         OptimizerConfig(update_kl=0.01, schedule="linear")
@@ -313,8 +245,8 @@ def test_a_learning_rate_with_a_schedule_or_without_rollouts_cannot_be_adapted(t
         OptimizerConfig(update_kl=0.01, warmup=0.1)
     with pytest.raises(ValueError, match="only rollouts"):
         RewardModelModule(optimizer=OptimizerConfig(update_kl=0.01))
-    with pytest.raises(ValueError, match=r"model\.optimizer\.reject_kl is 0\.05; it must be null"):
-        RewardModelModule(optimizer=OptimizerConfig(reject_kl=0.05))
+    with pytest.raises(ValueError, match=r"update_kl is 0\.01 and model\.optimizer\.factory is set"):
+        OptimizerConfig(update_kl=0.01, factory=torch.optim.SGD)
 
 
 # -- the limit of the divergence within a collection -------------------------------------------------------------------
