@@ -56,6 +56,8 @@ class RunDirectory:
     """Directories that this launch created, innermost first; None if ``path`` may contain files of other launches."""
     earlier: Path | None = None
     """Folder to which the records of the previous launch were moved, if this launch continues in the same directory."""
+    logged: int | None = None
+    """Size of ``run.log`` in bytes before this launch; None on ranks other than the first."""
 
     @classmethod
     def create(
@@ -91,7 +93,13 @@ class RunDirectory:
                 "ckpt_path of lrl fit to continue that run."
             )
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
-        run = cls(path, made if first and not continues else None, _unused(path) if first and others else None)
+        log = path / "run.log"
+        run = cls(
+            path,
+            made if first and not continues else None,
+            _unused(path) if first and others else None,
+            (os.path.getsize(log) if os.path.isfile(log) else 0) if first else None,
+        )
         try:
             run._begin(quiet=not first)
         except OSError as error:
@@ -239,6 +247,10 @@ class RunDirectory:
             self.earlier.rmdir()
             with suppress(OSError):  # raised if the folder contains records of other launches
                 self.earlier.parent.rmdir()
+        log = self.path / "run.log"
+        if self.logged is not None and log.is_file() and log.stat().st_size > self.logged:
+            _stop_log()
+            os.truncate(log, self.logged)  # otherwise a finished run would be read as one that is being continued
         if self.made is None or (self.path / "checkpoints").exists():
             return
         _stop_log()

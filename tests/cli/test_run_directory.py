@@ -14,6 +14,7 @@ from commands import run_command, run_words
 
 import lrl.cli.main
 from lrl.cli.run_directory import RunDirectory
+from lrl.evaluation.comparison import minutes_of
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.collect import VectorEnvRollouts
 
@@ -184,7 +185,7 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
     assert rows_of(run)[: len(before)] == before and len(rows_of(run)) == 2 * len(before)
     assert "max_epochs: 1\n" in (run / "earlier" / "1" / "config.yaml").read_text()
     assert "max_epochs: 2\n" in (run / "config.yaml").read_text()
-    files = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
+    files = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     changed = ("--model.init_args.policy.init_args.observation_clip", "2")
     status, _, said = launch(*command, run, *changed)
     assert status == 2 and "model.policy.observation_clip is 2.0, in the run of ckpt_path it was 10.0; resume" in said
@@ -203,11 +204,12 @@ def test_a_run_is_continued_from_its_own_configuration_in_place_or_beside_it(lau
     run = tmp_path / "run"
     assert launch("fit", "--run_directory", run, "--trainer.max_epochs", "9", limit, "2")[0] == 0
     before = rows_of(run)
-    collections = len({row["clock/env_steps"] for row in before})
+    collections, minutes = len({row["clock/env_steps"] for row in before}), minutes_of(run)
     for option in ("--ckpt_path", "--resume"):
         done = run_words(["lrl", "fit", option, str(run)])
         assert done.returncode == 2 and done.stderr.splitlines()[1].startswith("lrl: nothing was trained: ckpt_path is")
     assert os.listdir(tmp_path) == ["network.yaml", "run"] and not (run / "earlier").exists()
+    assert minutes is not None and minutes_of(run) == minutes  # the run counts as finished
     assert run_words(["lrl", "fit", "--ckpt_path", str(run), limit, "17"]).returncode == 0
     (beside,) = tmp_path.glob("run-resumed-20*")
     assert run_words(["lrl", "fit", "--resume", str(run), limit, "17"]).returncode == 0
@@ -353,6 +355,25 @@ def test_the_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", command)
     run = RunDirectory.create(str(tmp_path / "run"), "frozen_lake/grpo", 0)
     assert shlex.split((run.path / "command.txt").read_text()) == command
+
+
+def test_a_failed_launch_leaves_no_line_in_the_log_of_the_run_that_it_continues(tmp_path, monkeypatch):
+    checkpoint = tmp_path / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir()
+    checkpoint.touch()
+    (tmp_path / "run.log").write_text("2026-01-01 INFO run directory x\n2026-01-01 INFO finished after 1.00 minutes\n")
+    before = (tmp_path / "run.log").read_bytes()
+    monkeypatch.setenv("LRL_RUN_DIRECTORY", "")  # so that it is restored
+    monkeypatch.delenv("LRL_RUN_DIRECTORY")
+    run = RunDirectory.create(str(tmp_path), "", 0, resumed=str(checkpoint))
+    rank = RunDirectory.create(str(tmp_path), "", 0, resumed=str(checkpoint))  # finds the variable of the first rank
+    logging.getLogger("lrl").info("a line")
+    rank.discard()
+    assert minutes_of(tmp_path) is None
+    run.discard()
+    logging.getLogger("lrl").info("another line")
+    run.close()
+    assert (tmp_path / "run.log").read_bytes() == before and minutes_of(tmp_path) == 1
 
 
 def test_a_directory_that_cannot_be_written_to_is_named_in_a_sentence(launch, tmp_path):
