@@ -123,7 +123,8 @@ def with_configuration(args: Sequence[str]) -> list[str]:
         args: command-line arguments, beginning with the command.
 
     Raises:
-        ValueError: If the run does not exist or has no checkpoint or no configuration, or ``--resume`` cannot be used.
+        ValueError: If the run does not exist or has no checkpoint or no configuration, or ``--resume`` cannot be used
+            or is repeated.
     """
     command, *others = args
     values: dict[str, str] = {}
@@ -134,7 +135,9 @@ def with_configuration(args: Sequence[str]) -> list[str]:
     if resumed is not None:
         if command != "fit" or not {"--ckpt_path", "--run_directory"}.isdisjoint(values):
             raise ValueError("resume continues a run of lrl fit in its directory, without ckpt_path and run_directory.")
-        place = next(place for place, arg in enumerate(others) if arg.partition("=")[0] == "--resume")
+        place, *further = (place for place, arg in enumerate(others) if arg.partition("=")[0] == "--resume")
+        if further:
+            raise ValueError("resume is given more than once; give it once, with the run that is to be continued.")
         del others[place : place + (1 if "=" in others[place] else 2)]
     elif has_config or values.get("--ckpt_path", "null") == "null":
         return list(args)

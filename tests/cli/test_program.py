@@ -91,6 +91,8 @@ def test_the_configuration_of_a_checkpoint_is_that_of_its_run_unless_another_is_
         ("validate --ckpt_path run", "config.yaml", "ckpt_path is 'run', but there is no '.*/run/config.yaml'; give"),
         ("validate --resume run", "", "resume continues a run of lrl fit in its directory"),
         ("fit --resume run --run_directory other", "", "in its directory, without ckpt_path and run_directory"),
+        ("fit --resume run --resume=other", "", "resume is given more than once; give it once"),
+        ("fit --resume=run --lr 1 --resume run", "", "resume is given more than once; give it once"),
     ],
 )
 def test_a_run_that_cannot_be_continued_is_one_sentence(run, monkeypatch, words, removed, sentence):
