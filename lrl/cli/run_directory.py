@@ -219,9 +219,10 @@ class RunDirectory:
                 logging.getLogger("lrl").info("%-10s  %s", name, lines[name])
 
     def _other_run(self, metric: str) -> Path | None:
-        """Return the newest other run beside this one that has the same seed and has logged a metric."""
-        seed = _seed(self.path)
+        """Return the newest other run beside this one, but not its origin, with the same seed and metric."""
+        seed, origin = _seed(self.path), self.path.name.partition("-resumed-")[0]
         others = [folder for folder in self.path.parent.iterdir() if folder != self.path and folder.is_dir()]
+        others = [folder for folder in others if folder.name.partition("-resumed-")[0] != origin]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         same = (folder for folder in others if seed is not None and _seed(folder) == seed)
         return next((folder for folder in same if metric in _columns(folder)), None)

@@ -17,7 +17,8 @@ def table(runs: list[Path], *, metric: str | None = None) -> None:
     lrl table runs/frozen_lake/grpo-sweep
     lrl table runs/cartpole/* --metric val/return
 
-    Runs with the same configuration are one row; their seeds, directories and loggers may differ. The first columns are
+    Runs with the same configuration are one row; their seeds, directories and loggers may differ. Of several runs with
+    the same configuration and seed, such as a run and its continuation, the longest one counts. The first columns are
     the settings in which the configurations differ. The others are the number of seeds, the last and the best value of
     the metric in a run, and the minutes of a run. Values are means over seeds with a 95% interval, or with the value of
     each run if there are fewer than five.
@@ -41,7 +42,7 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for path in paths:
         below = [path / "config.yaml"] if (path / "config.yaml").is_file() else sorted(path.rglob("config.yaml"))
-        runs = [file.parent for file in below if "earlier" not in file.parts]
+        runs = [file.parent for file in below if "earlier" not in file.parts and _trains(file.parent)]
         if not runs:
             raise ValueError(f"run is {str(path)!r}, which holds no run directory, a folder with a config.yaml.")
         found |= dict.fromkeys(runs)
@@ -68,7 +69,9 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
     if not shown:
         names = ", ".join(sorted(set[str]().union(*logged.values()))) or "nothing"
         raise ValueError(f"metric is {metric!r}, which no run has logged; they have {names}.")
-    groups = sorted(group_by_configuration(shown), key=lambda group: [_order(text) for text in group.settings.values()])
+    longest = _longest(shown, metric)
+    groups = group_by_configuration(longest)
+    groups.sort(key=lambda group: [_order(text) for text in group.settings.values()])
     settings = list(groups[0].settings)
     rows = [
         [*(_cell(text) for text in (group.settings.values() or [group.label])), *_figures(group.runs, metric)]
@@ -77,11 +80,34 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
     lines = [markdown_table([*(settings or ["runs"]), "seeds", f"last {metric}", "best", "minutes"], rows)]
     for count, what in (
         (len(runs) - len(shown), f"without {metric}, left out"),
-        (sum(minutes_of(run) is None for run in shown), "not finished, in the table with the value so far"),
+        (len(shown) - len(longest), "shorter than another run with the same configuration and seed, left out"),
+        (sum(minutes_of(run) is None for run in longest), "not finished, in the table with the value so far"),
     ):
         if count:
             lines.append(f"{count} of {len(runs)} runs: {what}")
     return "\n".join(lines)
+
+
+def _trains(run: Path) -> bool:
+    """Return whether a run directory is that of ``lrl fit``, and not of ``lrl validate``, ``test`` or ``predict``."""
+    file = run / "command.txt"
+    return not file.is_file() or not {"validate", "test", "predict"} & set(file.read_text(encoding="utf-8").split()[:2])
+
+
+def _longest(runs: Sequence[Path], metric: str) -> list[Path]:
+    """Return for each configuration and seed the run that logged a metric at the highest step."""
+    from lrl.evaluation.comparison import read_config
+    from lrl.evaluation.pictures import logged_rows
+    from lrl.evaluation.statistics import config_digest
+
+    found: dict[tuple[str, object], tuple[float, Path]] = {}
+    for run in runs:
+        config = read_config(run)
+        key = config_digest(config), config.get("seed_everything")
+        steps = float(logged_rows(run, metric)[-1].get("step") or 0)
+        if key not in found or steps > found[key][0]:
+            found[key] = steps, run
+    return [run for _, run in found.values()]
 
 
 def _figures(runs: Sequence[Path], metric: str) -> list[str]:

@@ -78,14 +78,14 @@ def metrics_file(run: Path) -> Path:
 
 
 def logged_metrics(run: Path) -> set[str]:
-    """Return the metrics that a run's ``metrics.csv`` contains, without the clocks.
+    """Return the metrics that a run's ``metrics.csv`` contains, without the step and the clocks.
 
     Raises:
         ValueError: If there is no such file, or more than one.
     """
     with metrics_file(run).open(newline="") as lines:
         rows = list(csv.DictReader(lines))
-    return {name for row in rows for name, value in row.items() if value and not name.startswith("clock/")}
+    return {name for row in rows for name, value in row.items() if value and not name.startswith(("clock/", "step"))}
 
 
 def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:

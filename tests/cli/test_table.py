@@ -29,8 +29,8 @@ def write_run(run, values, metric="val/success_rate", config=None, log="finished
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(yaml.safe_dump(config or config_of()))
     (run / "run.log").write_text(log)
-    rows = [f"{step},{value},0.5\n" for step, value in enumerate(values)]
-    (run / "metrics.csv").write_text("".join([f"clock/env_steps,{metric},train/loss\n", *rows]))
+    rows = [f"{step},{step},{value},0.5\n" for step, value in enumerate(values)]
+    (run / "metrics.csv").write_text("".join([f"step,clock/env_steps,{metric},train/loss\n", *rows]))
     return run
 
 
@@ -46,6 +46,16 @@ def test_runs_with_one_configuration_are_one_row_whatever_their_seeds_and_direct
         "| 0.001 | 5 | 0.510 (0.510 to 0.510) | 1.000 (1.000 to 1.000) | 2.0 |",
         "| 0.01 | 5 | 0.600 (0.600 to 0.600) | 1.000 (1.000 to 1.000) | 2.0 |",
     ]
+
+
+def test_a_run_and_its_continuation_count_once_and_a_validation_does_not_count(tmp_path):
+    write_run(tmp_path / "run", [0, 0.25])
+    write_run(tmp_path / "run-resumed-1", [0, 0.25, 0.75])
+    validated = write_run(tmp_path / "run-validate-1", [0.5] * 9)
+    (validated / "command.txt").write_text("/bin/lrl validate --ckpt_path run\n")
+    row, left_out = table(tmp_path)[2:]
+    assert row.endswith(" | 1 | 0.750 | 0.750 | 2.0 |")
+    assert left_out == "1 of 2 runs: shorter than another run with the same configuration and seed, left out"
 
 
 def test_rows_are_sorted_by_the_values_of_their_settings(tmp_path):
