@@ -162,13 +162,17 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
 
     Raises:
         ValueError: If the folder contains anything else than a run of this command, or if the run has no checkpoint to
-            resume from, but files that would be lost if it were started again.
+            resume from, but files that show that it had trained for long or was continued.
     """
+    from lrl.evaluation.comparison import earlier_launches
+
     if not run.exists():
         return args
     checkpoint = run / "checkpoints" / "last.ckpt"
     resumed = [*args, "--ckpt_path", str(checkpoint)]
-    files = run / "command.txt", run / "run.log"
+    launches = [*earlier_launches(run), run]  # a user may have resumed the run with another command
+    first = next((folder for folder in launches if (folder / "command.txt").is_file()), run)
+    files = first / "command.txt", run / "run.log"
     former, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files)
     if not former.strip().endswith((shlex.join(args), shlex.join(resumed))):
         raise ValueError(

@@ -122,6 +122,23 @@ def test_interrupted_runs_are_resumed_as_often_as_needed(tmp_path, monkeypatch):
     assert len(started) == 2
 
 
+def test_a_run_that_a_user_resumed_is_one_of_the_command_that_began_it(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(
+        seeds.subprocess, "run", lambda command, **_: started.append(command) or subprocess.CompletedProcess(command, 0)
+    )
+    run = finished(tmp_path, 0, log="collection 3/45")
+    for file in ("checkpoints/last.ckpt", "earlier/1/command.txt", "earlier/2/command.txt", "earlier/10/command.txt"):
+        (run / file).parent.mkdir(exist_ok=True, parents=True)
+        (run / file).write_text(f"lrl fit --resume {run}\n")
+    (run / "command.txt").replace(run / "earlier" / "1" / "command.txt")
+    (run / "command.txt").write_text(f"lrl fit --resume {run}\n")
+    run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
+    assert [command[-2:] for command in started] == [["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]]
+    with pytest.raises(ValueError, match="was made by another command"):
+        run_seeds(config=("other.yaml",), folder=tmp_path, count=1)
+
+
 def test_two_commands_cannot_use_one_folder_at_a_time(tmp_path, monkeypatch):
     def fit(command, **_):
         with pytest.raises(ValueError, match="in which another run_seeds is running; use another folder"):
