@@ -1,11 +1,13 @@
-"""Paths of the models and configurations that are shipped with lrl, and complete writing of text files."""
+"""Shipped models and configurations, names of replaced run directories, and complete writing of text files."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
@@ -41,6 +43,16 @@ def resolve_config(name: str) -> str:
     if not name.endswith((".yaml", ".yml")) or Path(name).exists():
         return name
     return shipped(name) or shipped(str(Path("configs") / name)) or name
+
+
+def replaced_name(run: Path) -> Path:
+    """Return the path to which the directory of an interrupted run is renamed before the run is started again."""
+    return run.with_name(f"{run.name}-interrupted-{datetime.now():%Y%m%d-%H%M%S}")
+
+
+def is_replaced(run: Path) -> bool:
+    """Return whether a directory has a name that :func:`replaced_name` made, and so is not a result."""
+    return re.search(r"-interrupted-\d{8}-\d{6}$", run.name) is not None
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.statistics import RESULT_METRICS
-from lrl.files import checkout
+from lrl.files import checkout, is_replaced
 from lrl.functional.distributed import read_checkpoint
 
 _VARIABLE = "LRL_RUN_DIRECTORY"
@@ -222,7 +222,7 @@ class RunDirectory:
         """Return the newest other run beside this one, but not its origin, with the same seed and metric."""
         seed, origin = _seed(self.path), self.path.name.partition("-resumed-")[0]
         others = [folder for folder in self.path.parent.iterdir() if folder != self.path and folder.is_dir()]
-        others = [folder for folder in others if folder.name.partition("-resumed-")[0] != origin]
+        others = [one for one in others if one.name.partition("-resumed-")[0] != origin and not is_replaced(one)]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         same = (folder for folder in others if seed is not None and _seed(folder) == seed)
         return next((folder for folder in same if metric in _columns(folder)), None)

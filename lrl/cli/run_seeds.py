@@ -6,7 +6,6 @@ import fcntl
 import logging
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lrl.cli.command import command
+from lrl.files import replaced_name
 from lrl.ranges import PositiveInt
 
 _KEPT = ("*.ckpt", ".*.ckpt.old", "earlier", "proposals.jsonl")
-"""Patterns of files with which an interrupted run is never removed: weights, files of earlier launches, and replies of
-a language model."""
+"""Patterns of files with which an interrupted run is never started again: weights, files of earlier launches, and
+replies of a language model."""
 
 
 def run_seeds(
@@ -31,8 +31,8 @@ def run_seeds(
     Options that are not listed here are passed on to `lrl fit`. In their values `{seed}` is replaced by the seed of the
     run. For example, `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from the weights of an
     earlier run with the same seed. If the command is repeated, it skips the runs that have finished, and resumes those
-    that were interrupted, or starts them again if they have no checkpoint. `lrl sweep` does the same for several values
-    of settings.
+    that were interrupted. If they have no checkpoint, it starts them again, and the former directory is renamed to
+    `<name>-interrupted-<date>`. `lrl sweep` does the same for several values of settings.
 
     Args:
         options: options of `lrl fit`.
@@ -43,7 +43,7 @@ def run_seeds(
 
     Raises:
         ValueError: If the folder is in use, if a run directory contains a run of another command or one that can
-            neither be resumed nor removed without loss, or if a run fails; in the last case the other runs are finished
+            neither be resumed nor started again, or if a run fails; in the last case the other runs are finished
             first.
     """
     from lrl.evaluation.statistics import headline_seed
@@ -91,7 +91,7 @@ def train_all(runs: Mapping[Path, list[str]], folder: Path, jobs: int, name: str
 
     Raises:
         ValueError: If the folder is in use, or a run directory contains a run of another command or one that can
-            neither be resumed nor removed without loss.
+            neither be resumed nor started again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY)  # held until this process and the runs that it has started have ended
@@ -104,8 +104,12 @@ def train_all(runs: Mapping[Path, list[str]], folder: Path, jobs: int, name: str
     todo = remaining_runs(runs)
     for run, args in todo.items():
         if args[-1] == str(run) and run.exists():  # not resumed
-            logging.getLogger("lrl").warning("%s was interrupted before its first checkpoint: starting it again.", run)
-            shutil.rmtree(run)
+            former = run.rename(replaced_name(run))
+            logging.getLogger("lrl").warning(
+                "%s was interrupted before its first checkpoint: starting it again; the former directory is now %s.",
+                run,
+                former,
+            )
     finished = len(runs) - len(todo)
     if finished:
         _say(f"{finished} of {len(runs)} runs have finished before")

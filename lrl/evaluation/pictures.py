@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds, interquartile_mean
+from lrl.files import is_replaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,6 +73,7 @@ def metrics_file(run: Path) -> Path:
     if run.is_file():
         return run
     found = [run / "metrics.csv"] if (run / "metrics.csv").exists() else sorted(run.rglob("metrics.csv"))
+    found = [file for file in found if not any(map(is_replaced, file.relative_to(run).parents))]
     if len(found) != 1:
         raise ValueError(f"run is {str(run)!r}, which holds {len(found)} files metrics.csv; it must hold one.")
     return found[0]

@@ -37,6 +37,7 @@ from lrl.evaluation.statistics import (
     t_interval,
     without_seed,
 )
+from lrl.files import is_replaced
 
 _POINTS = 50
 """Approximate number of points in a saved curve."""
@@ -68,6 +69,7 @@ def summarise(
     Raises:
         ValueError: If no run is given, a run has no such metric, or the commands differ.
     """
+    runs = [run for run in runs if not is_replaced(run)]  # a pattern such as seed* also matches these
     if not runs:
         raise ValueError("no run is given; at least one run directory is needed.")
     commands = sorted({command_of(run) for run in runs}, key=len, reverse=True)  # older versions wrote no quotes

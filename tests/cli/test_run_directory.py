@@ -225,10 +225,11 @@ def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog)
     caplog.set_level(logging.INFO, logger="lrl")
     names = ("checkpoint", "evaluate", "plot", "compare", "resume")
     run, other = RunDirectory(tmp_path / "a run"), tmp_path / "other"
-    for folder in (run.path, other, tmp_path / "another seed"):
+    for folder in (run.path, other, tmp_path / "another seed", tmp_path / "other-interrupted-20260101-120000"):
         folder.mkdir()
         (folder / "config.yaml").write_text(f"seed_everything: {'another' in folder.name:d}\n")
         (folder / "metrics.csv").write_text("clock/env_steps,val/return,rollout/return\n8,,3\n16,2,5\n24,1,4\n")
+    os.utime(other, (0, 0))  # the other folders are newer, but not runs to compare with
     run.log_results()
     run.log_commands(*names)
     assert caplog.messages == [

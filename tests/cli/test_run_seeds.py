@@ -1,5 +1,6 @@
 """Headline seeds follow from a rule, and runs are made with them."""
 
+import re
 import shlex
 import subprocess
 
@@ -8,6 +9,7 @@ import pytest
 import lrl.cli.run_seeds as seeds
 from lrl.cli.run_seeds import main, run_seeds
 from lrl.evaluation.statistics import headline_seed
+from lrl.files import is_replaced
 
 
 def test_headline_seeds_are_the_first_bits_of_a_hash():
@@ -83,10 +85,12 @@ def test_other_runs_and_results_that_cannot_be_resumed_raise_and_are_not_removed
     assert (run / file).exists() and (run / "run.log").exists() and early.exists()
 
 
-def test_a_run_without_a_checkpoint_is_started_again(tmp_path, monkeypatch, caplog):
+def test_a_run_without_a_checkpoint_is_started_again_and_its_files_are_kept(tmp_path, monkeypatch, caplog):
     started, run = [], finished(tmp_path, 0, log="collection 3/45")
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / ".last.ckpt.draft").touch()
+    (run / "transcripts.jsonl").write_text("an episode")
+    kept = {file.relative_to(run): file.read_bytes() for file in run.rglob("*") if file.is_file()}
 
     def fit(command, **_):
         assert not run.exists()  # otherwise lrl fit raises, because it is not empty
@@ -96,7 +100,12 @@ def test_a_run_without_a_checkpoint_is_started_again(tmp_path, monkeypatch, capl
     monkeypatch.setattr(seeds.subprocess, "run", fit)
     run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
     assert [command[-2:] for command in started] == [["--run_directory", str(run)]]
-    assert caplog.messages == [f"{run} was interrupted before its first checkpoint: starting it again."]
+    (former,) = tmp_path.iterdir()
+    assert re.fullmatch(rf"{run.name}-interrupted-\d{{8}}-\d{{6}}", former.name) and is_replaced(former)
+    assert {file.relative_to(former): file.read_bytes() for file in former.rglob("*") if file.is_file()} == kept
+    assert caplog.messages == [
+        f"{run} was interrupted before its first checkpoint: starting it again; the former directory is now {former}."
+    ]
 
 
 def test_interrupted_runs_are_resumed_as_often_as_needed(tmp_path, monkeypatch):

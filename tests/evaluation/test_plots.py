@@ -58,6 +58,9 @@ def test_an_unknown_metric_names_those_that_exist(tmp_path: Path) -> None:
 def test_metrics_are_found_below_the_run_directory(tmp_path: Path) -> None:
     write_run(tmp_path / "run" / "csv", [0.1])
     assert metrics_file(tmp_path / "run") == tmp_path / "run" / "csv" / "metrics.csv"
+    former = write_run(tmp_path / "run" / "csv-interrupted-20260101-120000", [0.1])  # not a result
+    assert metrics_file(tmp_path / "run") == tmp_path / "run" / "csv" / "metrics.csv"
+    assert metrics_file(former) == former / "metrics.csv"
     with pytest.raises(ValueError, match="holds 0 files"):
         metrics_file(tmp_path / "nothing")
 

@@ -35,7 +35,8 @@ def run_directory(folder, seed, values, minutes="1.50", options=""):
 
 def test_a_summary_contains_command_seeds_minutes_and_curves(tmp_path):
     runs = [run_directory(tmp_path / "b", 1, [0, 0.5]), run_directory(tmp_path / "a", 0, [0.25, 0.75], minutes="")]
-    kept = summarise(runs, "val/exact_success")
+    former = run_directory(tmp_path / "a-interrupted-20260101-120000", 0, [1])  # replaced by a run with the same seed
+    kept = summarise([*runs, former], "val/exact_success")
     assert kept["command"] == "python -m lrl fit --config a/b.yaml"
     assert [run["seed"] for run in kept["runs"]] == [0, 1]
     assert [run["minutes"] for run in kept["runs"]] == [None, 1.5]
