@@ -45,7 +45,7 @@ def keep(
     bar: float | None = None,
     bounds: tuple[float, float] | None = None,
     reach: float | None = None,
-    lasting: tuple[str, float] | None = None,
+    lasting: str | None = None,
     baseline: tuple[str, ...] | None = None,
     note: str = "",
 ) -> None:
@@ -68,7 +68,7 @@ def keep(
         bar: the value that a run should reach.
         bounds: lowest and highest possible value of a bounded return; rates lie in [0, 1].
         reach: also store when the mean return of 25 training episodes first reaches this return.
-        lasting: also store whether this metric keeps its value after reaching this bar.
+        lasting: also store whether a metric keeps its value after it has reached a bar, as METRIC=BAR.
         baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
         note: a note for the file.
 
@@ -90,7 +90,7 @@ def keep(
     about: dict[str, Any] = {"title": title, "machine": machine, "baselines": baselines, "note": note}
     about |= {key: value for key, value in given.items() if value is not None}
     path = RESULTS / f"{name}.json"
-    result = about | summarise(runs, metric, drawn, reach, lasting)
+    result = about | summarise(runs, metric, drawn, reach, labelled_number("lasting", lasting) if lasting else None)
     if add and path.exists():
         result = with_earlier_runs(result, read_result(path))
     check_bounds(result, final_values(result))
