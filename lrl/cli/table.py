@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lrl.cli.command import command
+from lrl.files import is_replaced
 
 
 def table(runs: list[Path], *, metric: str | None = None) -> None:
@@ -36,6 +37,8 @@ def table(runs: list[Path], *, metric: str | None = None) -> None:
 def run_directories(paths: Sequence[Path]) -> list[Path]:
     """Return the run directories among paths and below them, each once.
 
+    Interrupted runs that were started again (:func:`lrl.files.is_replaced`) are left out if there are others.
+
     Raises:
         ValueError: If a path contains no run directory.
     """
@@ -46,7 +49,7 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
         if not runs:
             raise ValueError(f"run is {str(path)!r}, which holds no run directory, a folder with a config.yaml.")
         found |= dict.fromkeys(runs)
-    return list(found)
+    return [run for run in found if not is_replaced(run)] or list(found)
 
 
 def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:

@@ -29,6 +29,7 @@ from lrl.evaluation.statistics import (
     t_interval,
     without_run,
 )
+from lrl.files import is_replaced
 
 POWER = 0.8
 """Target power: probability of detecting a difference."""
@@ -226,6 +227,7 @@ def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
     An argument is ``label=run`` or a run, which is a run directory or its ``metrics.csv``. It may be a pattern such as
     ``runs/a/*``, which a shell does not expand after ``label=``. If the name of a directory contains an equals sign,
     the shortest label whose directory exists is used. A run without ``config.yaml`` is labelled by its parent's name.
+    Interrupted runs that were started again (:func:`lrl.files.is_replaced`) are left out if there are others.
 
     Returns:
         The runs by label; for a configuration it is :attr:`RunGroup.label`.
@@ -235,14 +237,13 @@ def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
     """
     groups: dict[str, list[Path]] = {}
     configured: dict[Path, Path] = {}
-    for argument in arguments:
-        label, runs = _labelled_runs(argument)
-        for run in runs:
-            folder = run.parent if run.is_file() else run
-            if not label and (folder / "config.yaml").is_file():
-                configured[folder] = run
-            else:
-                groups.setdefault(label or run.resolve().parent.name, []).append(run)
+    named = [(label, run) for label, runs in map(_labelled_runs, arguments) for run in runs]
+    for label, run in [(label, run) for label, run in named if not is_replaced(run)] or named:
+        folder = run.parent if run.is_file() else run
+        if not label and (folder / "config.yaml").is_file():
+            configured[folder] = run
+        else:
+            groups.setdefault(label or run.resolve().parent.name, []).append(run)
     for group in group_by_configuration(configured):
         groups.setdefault(group.label, []).extend(configured[folder] for folder in group.runs)
     if not groups:

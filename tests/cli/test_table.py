@@ -58,6 +58,14 @@ def test_a_run_and_its_continuation_count_once_and_a_validation_does_not_count(t
     assert left_out == "1 of 2 runs: shorter than another run with the same configuration and seed, left out"
 
 
+def test_an_interrupted_run_that_was_started_again_is_left_out_if_there_are_others(tmp_path):
+    run = write_run(tmp_path / "seed0", [0.25])
+    former = write_run(tmp_path / "seed0-interrupted-20260101-120000", [0.5] * 9, log="collection 9")
+    for arguments in ([tmp_path], [run, former]):
+        assert [line.split(" | ")[2] for line in table(*arguments)[2:]] == ["0.250"]
+    assert table(former)[2].split(" | ")[2] == "0.500"
+
+
 def test_rows_are_sorted_by_the_values_of_their_settings(tmp_path):
     for name, lr in {"a": 0.01, "b": 2e-4, "c": None, "d": 1.0}.items():
         write_run(tmp_path / name, [1], config=config_of(optimizer={"lr": lr}))

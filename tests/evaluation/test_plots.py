@@ -93,6 +93,8 @@ def test_runs_without_common_range_are_an_error() -> None:
 def test_runs_are_labelled_by_argument_or_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "grpo" / f"seed{seed}", [0.1]) for seed in range(2)]
     assert group_runs([str(run) for run in runs]) == {"grpo": runs}
+    former = write_run(tmp_path / "grpo" / "seed0-interrupted-20260101-120000", [0.1])  # started again
+    assert group_runs(map(str, [*runs, former])) == {"grpo": runs} and group_runs([str(former)]) == {"grpo": [former]}
     assert group_runs([f"mine={runs[0]}", str(runs[1])]) == {"mine": runs[:1], "grpo": runs[1:]}
     assert group_runs([f"mine={tmp_path}/grpo/*", f"{tmp_path}/g*/seed[1]"]) == {"mine": runs, "grpo": runs[1:]}
     odd = write_run(tmp_path / "a" / "lr[1]", [0.1])
