@@ -107,7 +107,8 @@ def _searched(name: str, results: Results) -> Records:
 
 
 def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
-    measured = {name: result for name, result in results.items() if "metric" in result}
+    # The command of a result with "removed" has an option that was removed because of it.
+    measured = {name: result for name, result in results.items() if "metric" in result and "removed" not in result}
     picked = [name for name in measured if any(fnmatch(name, pattern) for pattern in patterns)]
     if not picked:
         raise ValueError(f"a table of {page} asks for {' '.join(patterns)}; no file of assets/results matches.")
