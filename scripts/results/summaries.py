@@ -234,7 +234,7 @@ def result_curve(result: dict[str, Any], clock: str) -> Curve:
     return aggregate(result.get("label", result["title"].partition(",")[0]), series, "mean")
 
 
-def _trailing_mean(values: Sequence[float], window: int) -> np.ndarray:
+def _trailing_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarray:
     """Return the mean of at most ``window`` values up to each position, ``(value,)``."""
     return np.array([np.mean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)])
 
