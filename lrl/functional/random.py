@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import takewhile
 
 import numpy as np
@@ -163,9 +163,9 @@ def _stream_increments(size: int) -> np.ndarray:
     return np.arange(1, size + 1, dtype=np.uint64) * _GOLDEN
 
 
-@lru_cache(maxsize=64)
+@cache
 def _increments(size: int, device: torch.device) -> Tensor:
-    """Return :func:`_stream_increments` as an int64 tensor ``(size,)``."""
+    """Return :func:`_stream_increments` as an int64 tensor ``(size,)``, which CUDA graphs read: it is never freed."""
     return torch.from_numpy(_stream_increments(size).view(np.int64)).to(device)
 
 

@@ -3,7 +3,7 @@
 As in the training pass (:mod:`lrl.lm.layouts`), responses to one prompt share rows of the KV cache, and each attends to
 the prompt and to its own tokens. Responses to one prompt whose tokens are equal so far have one *text*. Every step
 computes one token of each text, so equal beginnings of responses are computed once. Finished responses are removed from
-the batch.
+the batch. On a GPU, :mod:`lrl.lm.static_decoding` computes the same with constant shapes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lrl.lm.layouts import Turns, additive_mask, lay_out, pad_prompts
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.lm.model import LanguageModel
 from lrl.lm.prefill import KeptPrompts, distinct_prompts, prefill
+from lrl.lm.static_decoding import can_record, sample_responses
 from lrl.types import SamplingConfig
 
 # The interface between a policy that responds in text and the generator of the tokens.
@@ -146,6 +147,7 @@ class DecodeLoop:
                 share=model.share,
                 cached=model.cached,
                 kept=model.kept,
+                static=model.attends_to_all and can_record(model.model),
             )
 
 
@@ -161,6 +163,7 @@ def decode(
     share: bool = False,
     cached: bool = True,
     kept: KeptPrompts | None = None,
+    static: bool = False,
 ) -> Responses:
     """Sample one response per prompt.
 
@@ -178,15 +181,21 @@ def decode(
             which is correct for any causal model.
         kept: KV cache of the prompts of the previous call, which is reused for prompts that begin with one of them, if
             ``share`` is True; None computes all prompts in full.
+        static: decode with constant shapes, each response in a row of its own; correct only if every layer attends to
+            all earlier tokens.
     """
     device = next(model.parameters()).device
     unique, index = distinct_prompts(prompts)
     if sampling.temperature == 0 and len(unique) < len(prompts):  # equal prompts have equal greedy responses
-        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached, "kept": kept}
+        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached}
+        options |= {"kept": kept, "static": static}
         greedy = decode(model, unique, uniforms[: len(unique)], sampling, **options)
         return Responses(ids=greedy.ids[index], mask=greedy.mask[index], logprobs=greedy.logprobs[index])
     uniforms, stop = uniforms.to(device), torch.tensor(sorted(stop_ids), device=device)
     num_rows, steps = len(prompts), sampling.max_new_tokens
+    if static:
+        filled, prompt = prefill(model, unique, share, kept), torch.tensor(index, device=device)
+        return Responses(**sample_responses(model, filled, prompt, uniforms, sampling, stop, stops)._asdict())
     decoding = _CachedDecoding(model, share, prompts, steps, kept) if cached else UncachedDecoding(model, prompts)
     logits = decoding.logits
     out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)

@@ -308,10 +308,10 @@ def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed
         layers = config.num_hidden_layers - (frozen_depth(model) if hasattr(model, "peft_config") else 0)
         numbers += layers * (hidden if recomputed else layer)
     per_logit_column = (4 * vocabulary if logits else 3 * hidden) * 4  # log-probabilities are float32
-    return PassMemory(_limit(words.device), numbers * words.element_size(), per_logit_column)
+    return PassMemory(pass_limit(words.device), numbers * words.element_size(), per_logit_column)
 
 
-def _limit(device: torch.device) -> int:
+def pass_limit(device: torch.device) -> int:
     """Return the limit of the memory of a forward pass on a device, in bytes."""
     if device.type != "cuda":
         return _LIMIT

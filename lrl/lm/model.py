@@ -49,6 +49,8 @@ class LanguageModel(nn.Module):
     Attributes:
         share: whether several turns may share a row; set by :meth:`configure`.
         cached: whether decoding may use a KV cache, with prompts padded on the left; set by :meth:`configure`.
+        attends_to_all: whether every layer attends to all earlier tokens, and takes a mask of any form; set by
+            :meth:`configure`.
         lower: cache of the hidden states below the lowest adapter; None if they cannot be cached.
         copied_reference: the reference model if it is a copy of the whole model, else empty.
         kept: KV cache of the prompts of the previous call; None if none is kept.
@@ -121,6 +123,7 @@ class LanguageModel(nn.Module):
             ValueError: If the model does not number the positions of a text from zero.
         """
         self._set_kernel(self.model)
+        self.attends_to_all = False
         if not numbers_positions_from_zero(self.model, self.device):
             raise ValueError(
                 f"language_model.name is {self.config.name!r}, a {self.model.config.model_type}, which does not number "
@@ -130,6 +133,7 @@ class LanguageModel(nn.Module):
         if attention != "full" or self.kernel not in ("sdpa", "eager"):
             return False, attention != "other"
         verdict = check_sharing(self.model, self.device)
+        self.attends_to_all = verdict != "inexact"
         if verdict != "exact" and self.config.share_prompts:
             reason = "computes other logits" if verdict == "inexact" else "has larger rounding errors"
             logging.getLogger("lrl").warning("share_prompts is switched off: with it, this model %s.", reason)
