@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: quickstart-steps quickstart quickstart-smollm2 smollm2 test test-fast test-offline test-all lint docs clean
+.PHONY: quickstart-steps quickstart quickstart-smollm2 smollm2 test test-fast test-offline test-all lint docs gpu clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -66,6 +66,10 @@ test-offline: $(VENV)/.installed
 
 test-all: lint $(VENV)/.installed-bench
 	$(PYTEST) -m "not gpu"
+
+# Needs a GPU and the bench extra, but no network; without $(VENV) it runs with $(PYTHON). It continues where it ended.
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) scripts/benchmark.py gpu --seconds 36000 --json assets/results
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 --builder html docs docs/_build

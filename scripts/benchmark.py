@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     subparsers = parser.add_subparsers(dest="benchmark", required=True)
     files = Path(__file__).with_name("benchmarks").glob("*.py")
-    modules = {path.stem: importlib.import_module(f"benchmarks.{path.stem}") for path in files if path.stem != "timing"}
+    modules = {path.stem: importlib.import_module(f"benchmarks.{path.stem}") for path in files}
+    modules = {name: module for name, module in modules.items() if hasattr(module, "add_arguments")}
     for name, module in sorted(modules.items()):
         text = str(module.__doc__).partition("\n")[0]
         subparser = subparsers.add_parser(name, help=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter)

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.timing import compare, compared
+from benchmarks.timing import add_device_arguments, compare, compared, configure_on, now
 from transformers import GenerationConfig
 
 from lrl.functional.random import token_bits
 from lrl.lm.config import LanguageModelConfig
-from lrl.lm.decoding import decode
+from lrl.lm.decoding import DecodeLoop
 from lrl.lm.loading import load_base
 from lrl.lm.model import LanguageModel
 from lrl.types import RandomKeys, SamplingConfig
@@ -41,12 +41,14 @@ class Decoding:
 
     def __init__(self, options: argparse.Namespace, prompts: int, group: int) -> None:
         self.options, self.model = options, LanguageModel(LanguageModelConfig(name=options.model, dtype=options.dtype))
-        self.model.configure()
+        configure_on(options.device, self.model)
+        self.loop = DecodeLoop(self.model, None)
+        self.model.tokenizer.stop_ids = lambda stop_text=None: {-1}  # no token ends a response
         words = np.random.default_rng(0).integers(100, self.model.vocabulary - 100, (prompts, options.prompt_tokens))
         self.distinct, self.group = words.tolist(), group
         self.prompts = [row for row in self.distinct for _ in range(group)]
         if options.llama_cpp is None:
-            self.their_model = load_base(self.model.config)  # with the attention that transformers chooses
+            self.their_model = load_base(self.model.config).to(options.device)  # attention as transformers chooses
             self.their_model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
         else:
             self.server = llama_server(options, len(self.prompts))
@@ -55,29 +57,34 @@ class Decoding:
 
     def ours(self) -> float:
         """Return responses per second of lrl."""
+        return len(self.prompts) / self.our_seconds(self.sampling)
+
+    def our_seconds(self, sampling: SamplingConfig) -> float:
+        """Return the seconds that lrl needs for all responses, including the prompts."""
         self.calls += 1
         number = np.arange(len(self.prompts))
         keys = RandomKeys(seed=0, purpose="benchmark", collection=self.calls, env=number, turn=0 * number)
-        bits = token_bits(keys, self.sampling.max_new_tokens)
-        started = time.perf_counter()
-        model = self.model
-        model.prepare_decoding(self.options.prompt_tokens, self.sampling.max_new_tokens)
-        out = decode(model.model, self.prompts, bits, self.sampling, stop_ids=set(), share=model.share)
-        self.ids = out.ids
-        return len(self.prompts) / (time.perf_counter() - started)
+        bits = token_bits(keys, sampling.max_new_tokens)
+        started = now()
+        self.ids = self.loop.generate(self.prompts, bits, sampling).ids
+        return now() - started
 
     def theirs(self) -> float:
         """Return responses per second of ``generate``."""
-        sample = {"do_sample": True, "temperature": self.sampling.temperature, "top_k": 0, "top_p": 1.0}
-        settings = sample if self.sampling.temperature else {"do_sample": False}
-        ids = torch.tensor(self.prompts)
-        started = time.perf_counter()
+        return len(self.prompts) / self.their_seconds(self.sampling)
+
+    def their_seconds(self, sampling: SamplingConfig) -> float:
+        """Return the seconds that ``generate`` needs for all responses, including the prompts."""
+        sample = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+        settings = sample if sampling.temperature else {"do_sample": False}
+        ids = torch.tensor(self.prompts, device=self.options.device)
+        started = now()
         with torch.no_grad():
             out = self.their_model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=self.sampling.max_new_tokens, **settings
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=sampling.max_new_tokens, **settings
             )
         self.their_ids = out[:, ids.shape[1] :]
-        return len(self.prompts) / (time.perf_counter() - started)
+        return now() - started
 
     def llama_cpp(self) -> float:
         """Return responses per second of llama.cpp, which processes each prompt once for its group.
@@ -118,6 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--llama_cpp", type=Path, metavar="FILE", help="a GGUF file, for llama.cpp instead of generate")
+    add_device_arguments(parser)
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import platform
@@ -12,21 +13,50 @@ import tempfile
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 import yaml
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PrinterCallback, TrainerCallback
 
 from lrl.cli.run_directory import commit
+from lrl.lm.attention import SOUND
 
 Measure = Callable[[], float]
 """Runs an implementation and returns its rate in units per second."""
+
+
+def now() -> float:
+    """Return the time in seconds, once all work on the GPU has ended."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``, and ``--precision`` of the trainer of lrl."""
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--precision", default=None, help="precision of lrl's trainer, such as bf16-mixed")
+
+
+def trainer_settings(options: argparse.Namespace, max_grad_norm: float) -> dict[str, Any]:
+    """Return settings with which lrl trains on the device of the options, without validation."""
+    accelerator = "gpu" if options.device == "cuda" else "cpu"
+    precision = {} if options.precision is None else {"precision": options.precision}
+    return {"accelerator": accelerator, "limit_val_batches": 0, "gradient_clip_val": max_grad_norm, **precision}
+
+
+def configure_on(device: str, module: Any) -> None:
+    """Configure a language model, a policy or a module on a device, as the trainer of Lightning does."""
+    with torch.device(device):
+        (module.configure_model if hasattr(module, "configure_model") else module.configure)()
+    module.to(device)
 
 
 def alternate(ours: Measure, theirs: Measure, repeats: int, warm: bool = False) -> tuple[list[float], list[float]]:
@@ -107,6 +137,8 @@ def provenance() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+    if torch.cuda.is_available():
+        machine |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     return {"command": "python " + shlex.join(sys.argv), "commit": commit(), "machine": machine}
 
 
@@ -139,11 +171,52 @@ class PeakBytes(TorchDispatchMode):
         self.now -= size
 
 
-def trl_settings(steps: int, lr: float, max_grad_norm: float) -> dict[str, Any]:
+def trained(model: Any) -> list[Tensor]:
+    """Return the trained weights: all weights, or the weights of adapters."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def gradient(loss: Tensor, model: Any) -> Tensor:
+    """Return the gradient of a loss with respect to all trained weights, flat."""
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, trained(model))])
+
+
+LENGTH = 0.1
+"""Maximum additional distance from 1, compared with TRL, of the length of a gradient in 16 bits."""
+
+
+def check_gradients(grads: Sequence[Tensor], exact: Tensor) -> dict[str, float]:
+    """Compare the gradients of lrl and of TRL in 16 bits with the gradient in float32.
+
+    Args:
+        grads: both gradients, flat.
+        exact: the gradient in float32, flat.
+
+    Returns:
+        The relative errors of both, and their lengths along the gradient in float32.
+
+    Raises:
+        AssertionError: If the error of lrl is more than :data:`SOUND` times that of TRL, or if its length differs from
+            1 by more than the length of TRL's gradient and :data:`LENGTH`.
+    """
+    errors = [float((grad.float() - exact).norm() / exact.norm()) for grad in grads]
+    assert errors[0] <= SOUND * errors[1], f"the gradient of lrl is {errors[0]:.3f} from float32, TRL's {errors[1]:.3f}"
+    lengths = [float(grad.float() @ exact / exact.square().sum()) for grad in grads]
+    message = f"along the gradient in float32, lrl's has the length {lengths[0]:.3f}, TRL's {lengths[1]:.3f}"
+    assert abs(lengths[0] - 1) <= abs(lengths[1] - 1) + LENGTH, message
+    sides = zip(("ours", "theirs"), errors, lengths, strict=True)
+    return {
+        f"gradient_{what}_{side}": value
+        for side, error, length in sides
+        for what, value in (("error", error), ("length", length))
+    }
+
+
+def trl_settings(steps: int, lr: float, max_grad_norm: float, device: str = "cpu") -> dict[str, Any]:
     """Return settings with which TRL takes ``steps`` timed steps after a first one, without logging and saving."""
     return {
         "output_dir": tempfile.mkdtemp(),
-        "use_cpu": True,
+        "use_cpu": device == "cpu",
         "report_to": "none",
         "disable_tqdm": True,
         "logging_strategy": "no",
@@ -173,7 +246,7 @@ class TRLClock(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record both."""
-        self.times.append(time.perf_counter())
+        self.times.append(now())
         self.counts.append(self.count(self.trainer))
 
 
