@@ -131,7 +131,7 @@ def decoding(options: argparse.Namespace, model: str, group: int) -> Found:
     both = Decoding(given, sizes.prompts, group)
     rows = sizes.prompts * group
     seconds: dict[str, Callable[[SamplingConfig], float]] = {"ours": both.our_seconds, "theirs": both.their_seconds}
-    notes: Found = {"share": both.model.share, "kernel": both.model.kernel}
+    notes: Found = {name: getattr(both.model, name) for name in ("share", "kernel", "attends_to_all")}
     if options.device == "cuda":
         notes["gpu"] = torch.cuda.get_device_name()
     for side, of in seconds.items():
@@ -317,6 +317,8 @@ class Peaks(L.Callback):
 
     def __init__(self) -> None:
         self.gigabytes = dict[str, float]()
+        self.record("earlier_gb")  # what was allocated before is not part of the collection
+        self.gigabytes.clear()
 
     def record(self, phase: str) -> None:
         """Record the largest memory since the last call."""
@@ -421,6 +423,7 @@ def measured(measure: Callable[[], Found], limit: float) -> Found:
         gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+        found["not_freed_gb"] = torch.cuda.memory_allocated() / 1e9
     return found | {"measured_in_seconds": time.monotonic() - started}
 
 
