@@ -12,9 +12,11 @@ as rounding does not change them.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,7 +26,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import pad
+from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -42,6 +44,12 @@ _WARM_UP = 2
 """Number of steps that are computed before a graph is recorded, in which libraries allocate their workspaces."""
 
 
+def _write(keys: Tensor, values: Tensor, column: Tensor, new_keys: Tensor, new_values: Tensor) -> None:
+    """Write one column of keys and values, see :meth:`_StaticLayer.update`."""
+    keys.index_copy_(2, column, new_keys)
+    values.index_copy_(2, column, new_values)
+
+
 @final
 class _StaticLayer(DynamicLayer):
     """A layer of the KV cache with a constant number of columns.
@@ -52,6 +60,9 @@ class _StaticLayer(DynamicLayer):
         column: index of the column that the next token is written to, int64 ``(1,)``.
     """
 
+    write: Callable[..., None] = staticmethod(_write)
+    """:func:`_write`, or a compiled version of it."""
+
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
         super().__init__()
         self.column = column
@@ -61,8 +72,7 @@ class _StaticLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write one column ``(row, head, 1, size)`` of keys and values, and return all columns."""
-        self.keys.index_copy_(2, self.column, key_states)
-        self.values.index_copy_(2, self.column, value_states)
+        self.write(self.keys, self.values, self.column, key_states, value_states)
         return self.keys, self.values
 
 
@@ -116,19 +126,30 @@ class StaticDecoding:
         return self._model()
 
     def record(self) -> None:
-        """Record :meth:`step` as a CUDA graph; if the model cannot be recorded, say so once, and compute every step."""
-        try:
-            self._record()
-        except RuntimeError as error:  # for example, because the model reads from the GPU
-            if type(self.model) not in _not_recorded:
-                _not_recorded.add(type(self.model))
-                reason = str(error).partition("\n")[0]
-                logging.getLogger("lrl").warning("decoding is slower, because it is not a CUDA graph: %s", reason)
+        """Record :meth:`step` as a CUDA graph, with compiled parts if possible.
 
-    def _record(self) -> None:
+        Without a graph, every step is computed. A warning says, once per class of model, what could not be done.
+        """
+        for compiled, without in ((True, "compiled parts"), (False, "a CUDA graph")):
+            try:
+                self._record(compiled)
+                return
+            except RuntimeError as error:  # there is no C compiler, or the model reads from the GPU
+                for layer in self.layers:
+                    layer.write = _write
+                reason = str(error).strip().partition("\n")[0]
+                if (type(self.model), without) in _warned:
+                    continue
+                _warned.add((type(self.model), without))
+                logging.getLogger("lrl").warning("decoding is slower, without %s: %s", without, reason)
+
+    def _record(self, compiled: bool) -> None:
+        """Record :meth:`step`, see :meth:`record`."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with fused_parts(self.model), self._autocast():
+        with fused_parts(self.model, compiled), self._autocast():
+            for layer in self.layers if compiled else ():
+                layer.write = torch.compile(_write)
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
                     self._reset()
@@ -257,32 +278,98 @@ class Sampled(NamedTuple):
     logprobs: Tensor
 
 
-@contextmanager
-def fused_parts(model: nn.Module) -> Iterator[None]:
-    """Inside a ``with`` block, compute norms, gated layers and rotary embeddings by kernels that PyTorch generates.
+_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of linear layers of a module that have the same input."""
 
-    Each of them otherwise takes up to ten kernels, which read and write intermediate results.
+
+@contextmanager
+def fused_parts(model: nn.Module, compiled: bool) -> Iterator[None]:
+    """Inside a ``with`` block, let fewer and larger kernels compute a model.
+
+    Linear layers with the same input are computed by one matrix product, see :func:`join_weights`. Norms and rotary
+    embeddings, which otherwise take up to ten kernels each, are compiled.
 
     Args:
         model: a causal LM, which peft may have wrapped.
+        compiled: whether to compile.
     """
     with ExitStack() as stack:
-        for part in bare(model).modules():
-            kind = type(part).__name__
-            adapted = any("base_layer" in inner._modules for inner in part.modules())
-            if kind.endswith(("RMSNorm", "MLP")) and not adapted:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # deprecations inside of PyTorch's compiler
+        for layers in _layers_with_equal_input(model):
+            first, *others = _joined_forwards(layers)
+            stack.enter_context(replaced_forward(layers[0], first))
+            for layer, forward in zip(layers[1:], others, strict=True):
+                stack.enter_context(replaced_forward(layer, forward))
+        for part in bare(model).modules() if compiled else ():
+            if type(part).__name__.endswith("RMSNorm"):
                 stack.enter_context(replaced_forward(part, torch.compile(part.forward)))
         names = vars(sys.modules[type(bare(model)).__module__])
-        if (rotate := names.get("apply_rotary_pos_emb")) is not None:
+        if compiled and (rotate := names.get("apply_rotary_pos_emb")) is not None:
             names["apply_rotary_pos_emb"] = torch.compile(rotate)
             stack.callback(names.__setitem__, "apply_rotary_pos_emb", rotate)
         yield
 
 
+def _layers_with_equal_input(model: nn.Module) -> Iterator[list[nn.Linear]]:
+    """Yield groups of linear layers with the same input, as :func:`join_weights` expects them."""
+    for part in bare(model).modules():
+        for names in _TOGETHER:
+            layers = [getattr(part, name, None) for name in names]
+            layers = [getattr(layer, "base_layer", layer) for layer in layers]  # inside peft's layer
+            if all(type(layer) is nn.Linear for layer in layers):
+                found: list[Any] = layers
+                if len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in found}) == 1:
+                    yield found
+
+
+@torch.no_grad()
+def join_weights(model: nn.Module) -> None:
+    """Let the weights of linear layers with the same input be parts of one tensor, so that one product computes them.
+
+    The weights stay parameters with the same values, and an optimiser that changes them changes the tensor. Nothing
+    happens to weights that are joined already.
+
+    Args:
+        model: a causal LM, which peft may have wrapped.
+    """
+    for layers in _layers_with_equal_input(model):
+        weights: list[Any] = [layer.weight for layer in layers]
+        biases: list[Any] = [layer.bias for layer in layers]
+        for parts in (weights, biases):
+            if parts[0] is not None and not _are_joined(parts):
+                whole = torch.cat([part.data for part in parts])
+                for part, data in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+                    part.data = data
+
+
+def _are_joined(parts: list[Tensor]) -> bool:
+    """Return whether tensors follow each other in the same memory."""
+    if len({part.untyped_storage().data_ptr() for part in parts}) > 1:
+        return False
+    return all(after.data_ptr() == part.data_ptr() + part.nbytes for part, after in itertools.pairwise(parts))
+
+
+def _joined_forwards(layers: list[nn.Linear]) -> list[Callable[[Tensor], Tensor]]:
+    """Return forward passes of layers with joined weights: the first one computes the outputs of all."""
+    sizes = [layer.out_features for layer in layers]
+    weight, bias = layers[0].weight.detach(), layers[0].bias
+    weight = weight.as_strided((sum(sizes), weight.shape[1]), weight.stride())
+    bias = None if bias is None else bias.detach().as_strided((sum(sizes),), (1,))
+    outputs: list[Tensor] = []
+
+    def first(states: Tensor) -> Tensor:
+        """Compute the outputs of all layers, and return that of the first."""
+        outputs[:] = functional.linear(states, weight, bias).split(sizes, dim=-1)
+        return outputs[0]
+
+    return [first, *(lambda _, number=number: outputs[number] for number in range(1, len(layers)))]
+
+
 _graphs: WeakKeyDictionary[nn.Module, OrderedDict[tuple[Any, ...], StaticDecoding]] = WeakKeyDictionary()
 """The graphs of each model by what they depend on, the least recently used first."""
-_not_recorded: set[type] = set()
-"""Classes of models that could not be recorded."""
+_warned: set[tuple[type, str]] = set()
+"""Classes of models, and what could not be done for them, see :meth:`StaticDecoding.record`."""
 _lock = threading.Lock()
 """Held while a graph is replayed, because its tensors hold the responses of one call."""
 
@@ -321,7 +408,9 @@ def sample_responses(
             decoding.begin(filled, some, own_bits)
             parts.append(decoding.run(sampling.max_new_tokens, stops, len(some)))
     width = max(part.ids.shape[1] for part in parts)
-    return Sampled(*(torch.cat([pad(one, (0, width - one.shape[1])) for one in same]) for same in zip(*parts)))
+    return Sampled(
+        *(torch.cat([functional.pad(one, (0, width - one.shape[1])) for one in same]) for same in zip(*parts))
+    )
 
 
 def _most_rows(filled: Prefilled, steps: int) -> int:
@@ -340,6 +429,9 @@ def _most_rows(filled: Prefilled, steps: int) -> int:
 def _decoding(model: Any, filled: Prefilled, responses: int, sampling: SamplingConfig, stop: Tensor) -> StaticDecoding:
     """Return the decoding for a number of responses, recorded if the model is on a GPU and this has not been done."""
     rows, columns = 1 << (responses - 1).bit_length(), rounded_columns(filled.mask.shape[1])
+    on_gpu = filled.logits.device.type == "cuda"
+    if on_gpu:
+        join_weights(model)
     state = _state_of(model)
     key = rows, columns, sampling, tuple(stop.tolist()), state
     kept = _graphs.setdefault(model, OrderedDict())
@@ -349,7 +441,7 @@ def _decoding(model: Any, filled: Prefilled, responses: int, sampling: SamplingC
         while len(kept) >= _MAX_GRAPHS:
             kept.popitem(last=False)
         kept[key] = StaticDecoding(model, filled, rows, columns, sampling, stop)
-        if filled.logits.device.type == "cuda" and sampling.max_new_tokens > 1:
+        if on_gpu and sampling.max_new_tokens > 1:
             kept[key].record()
     kept.move_to_end(key)
     return kept[key]

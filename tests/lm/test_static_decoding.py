@@ -1,18 +1,21 @@
 """Tests of decoding with constant shapes, which a GPU replays as a CUDA graph."""
 
 import copy
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
 from lrl.functional.random import token_bits
 from lrl.lm import static_decoding
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.decoding import DecodeLoop, decode
+from lrl.lm.forward import replaced_forward
 from lrl.lm.model import LanguageModel
-from lrl.lm.static_decoding import rounded_columns
+from lrl.lm.static_decoding import join_weights, rounded_columns
 from lrl.types import RandomKeys, SamplingConfig
 
 PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [1, 2, 3, 4, 5], [8, 9, 10], [6, 7]]
@@ -94,6 +97,40 @@ def test_few_shapes_are_kept(model):
     for tokens in range(2, 14):
         decode(model, PROMPTS, bits(5, tokens), SamplingConfig(max_new_tokens=tokens), stop_ids={0}, static=True)
     assert len(static_decoding._graphs[model]) == 8
+
+
+@torch.no_grad()
+def test_joined_weights_stay_parameters_and_give_the_same_outputs(model, tmp_path):
+    ids = torch.tensor([[1, 2, 3, 4]])
+    before, values = model(ids).logits, {name: part.clone() for name, part in model.named_parameters()}
+    join_weights(model)
+    addresses = [part.data_ptr() for part in model.parameters()]
+    join_weights(model)
+    assert [part.data_ptr() for part in model.parameters()] == addresses
+    assert all(torch.equal(part, values[name]) for name, part in model.named_parameters())
+    groups = list(static_decoding._layers_with_equal_input(model))
+    assert len(groups) == (0 if model.config.model_type == "gpt2" else 4)
+    with ExitStack() as stack:
+        for layers in groups:
+            for layer, forward in zip(layers, static_decoding._joined_forwards(layers), strict=True):
+                stack.enter_context(replaced_forward(layer, forward))
+        torch.testing.assert_close(model(ids).logits, before, atol=1e-12, rtol=0)
+        for part in model.parameters():
+            part.mul_(1.5)
+        changed = model(ids).logits
+    torch.testing.assert_close(model(ids).logits, changed, atol=1e-12, rtol=0)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    torch.testing.assert_close(again(ids).logits, changed, atol=1e-12, rtol=0)
+    save_file(dict(model.named_parameters()), tmp_path / "parts.safetensors")
+    assert (tmp_path / "parts.safetensors").stat().st_size < 1.1 * sum(part.nbytes for part in model.parameters()) + 1e4
+
+
+def test_adapters_are_added_to_joined_layers(tiny_model):
+    language_model = LanguageModel(LanguageModelConfig(name=tiny_model, lora=LoRAConfig(r=4)))
+    language_model.configure()
+    model = language_model.model
+    assert len(list(static_decoding._layers_with_equal_input(model))) == 2 * model.config.num_hidden_layers
 
 
 def test_columns_are_rounded_up_to_few_numbers():
