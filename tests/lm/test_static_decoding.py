@@ -40,9 +40,10 @@ def model(request):
 
 
 def check_same(ours, expected):
+    near = 1e-9 if ours.ids.device.type == "cpu" else 1e-6  # norms compute in float32, and are compiled on a GPU
     assert ours.mask.tolist() == expected.mask.tolist()
     assert ours.ids.tolist() == expected.ids.tolist()
-    torch.testing.assert_close(ours.logprobs.cpu(), expected.logprobs.cpu(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(ours.logprobs.cpu(), expected.logprobs.cpu(), atol=near, rtol=0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
