@@ -43,9 +43,10 @@ def load_base(config: LanguageModelConfig) -> Any:
         if config.random_init:
             where, of_gguf = sources(config.name)
             architecture = AutoConfig.from_pretrained(where, trust_remote_code=remote, **of_gguf)
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # a GPU would draw other numbers
                 torch.manual_seed(config.init_seed)
                 model = AutoModelForCausalLM.from_config(architecture, **options)
+            model = model.to(torch.get_default_device())
         else:
             model = _pretrained(config, options, quantization)
     except (OSError, ValueError, ImportError) as error:

@@ -88,9 +88,12 @@ def sample_tokens(logprobs: Tensor, uniforms: Tensor, row: Tensor | None = None)
 
 AT_ONCE = 2**25
 """Largest number of logits, tokens times vocabulary, that are computed at once; more are computed in chunks."""
-_CHUNK = 2**21
+_CHUNK = {"cpu": 2**21}
 """Number of logits per chunk: small compared with :data:`AT_ONCE`, but large enough that reading the weights of the
 head for every chunk takes little time."""
+_CHUNK_ELSEWHERE = 2**27
+"""The same on a GPU, on which starting the kernels of a small chunk takes longer than computing it; in float32 these
+logits take 0.5 GiB. Not measured."""
 _LARGE = 2**13
 """Smallest vocabulary size for which chunks are used."""
 _MIN_CHUNK_TOKENS = 8
@@ -157,7 +160,7 @@ def token_logprobs(
         """Return log-probabilities and entropies of some tokens, each ``(token,)``."""
         return _Pick.apply(head(states), ids, temperature)  # pyright: ignore
 
-    size = max(_MIN_CHUNK_TOKENS, _CHUNK // vocabulary)
+    size = max(_MIN_CHUNK_TOKENS, _CHUNK.get(states.device.type, _CHUNK_ELSEWHERE) // vocabulary)
     again = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
     compute = again if torch.is_grad_enabled() else chunk
     parts = [compute(*part) for part in zip(states.split(size), ids.split(size), strict=True)]

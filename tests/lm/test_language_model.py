@@ -8,10 +8,12 @@ import pytest
 import torch
 from tiny_architectures import LORA, folder_of, load, logprobs, plain_logprobs, trainable, turns
 from tiny_runs import save_tiny_model
+from transformers import AutoModelForCausalLM
 
 from lrl.functional.random import seeded
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.decoding import DecodeLoop
+from lrl.lm.loading import load_base
 from lrl.lm.model import LanguageModel
 from lrl.types import SamplingConfig
 
@@ -89,6 +91,21 @@ def test_random_weights_are_named_by_their_seed(folders):
     again, other = (load(folders("llama"), random_init=True, init_seed=seed) for seed in (3, 4))
     assert first.fingerprint == again.fingerprint != other.fingerprint
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+
+
+def test_random_weights_are_drawn_on_the_cpu_whatever_the_default_device(folders, monkeypatch):
+    """Lightning configures models with the GPU as the default device, whose generator draws other numbers."""
+    create, devices = AutoModelForCausalLM.from_config, []
+
+    def recorded(*args, **options):
+        devices.append(torch.get_default_device())
+        return create(*args, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", recorded)
+    with torch.device("meta"):  # stands for a GPU
+        model = load_base(LanguageModelConfig(name=str(folders("llama")), random_init=True))
+    assert devices == [torch.device("cpu")]
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
 
 
 # -- fewer layers ------------------------------------------------------------------------------------------------------
