@@ -34,16 +34,16 @@ quickstart-steps:
 
 quickstart: quickstart-steps $(VENV)/.installed
 	rm -rf $(RUN)
-	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo.yaml --run_directory $(RUN)
+	$(BIN)/lrl fit --config configs/frozen_lake/grpo.yaml --run_directory $(RUN)
 	$(BIN)/lrl evaluate --checkpoint $(RUN)/checkpoints/last.ckpt --json $(RUN)/evaluation.json
 	@echo "Pictures, transcripts and metrics are in $(RUN)"
 
 smollm2: $(VENV)/.installed
-	$(BIN)/python -m lrl fetch smollm2
+	$(BIN)/lrl fetch smollm2
 
 quickstart-smollm2: smollm2
 	rm -rf $(RUN)-smollm2
-	$(BIN)/python -m lrl fit --config configs/frozen_lake/grpo_smollm2.yaml --run_directory $(RUN)-smollm2
+	$(BIN)/lrl fit --config configs/frozen_lake/grpo_smollm2.yaml --run_directory $(RUN)-smollm2
 	$(BIN)/lrl evaluate --checkpoint $(RUN)-smollm2/checkpoints/last.ckpt --json $(RUN)-smollm2/evaluation.json
 	@echo "Pictures, transcripts and metrics are in $(RUN)-smollm2"
 

@@ -24,7 +24,9 @@ MAPS = 10
 NEEDS_A_HUB = ("grpo_gemma", "grpo_qwen", "ppo_llama3b", "trpo_gpt2", "_smollm2")
 """Configurations of models that are not in this repository; none is loaded here, even where `lrl fetch` has one."""
 NOT_RUN = re.compile(
-    r"^(lrl (fetch|fit|merge|run_seeds|search_table|sweep|zero_shot) |lrl .*(smollm2|--api_url|--model merged|/noise )"
+    r"^(lrl (fetch|merge|run_seeds|search_table|sweep|zero_shot) "
+    r"|lrl (?!fit).*(smollm2|--api_url|--model merged|/noise )"
+    r"|lrl fit .*(--config (?!configs/)|LearnedReward|CloneLikelihoodReward|/reward_model\.yaml --)"
     r"|python server/|python scripts/credit_truth.py --json)"
 )
 """Commands that take hours, or need a hub, a server or what another of them has written."""
@@ -39,14 +41,14 @@ def commands():
         text = Path(page).read_text(encoding="utf-8")
         blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
         lines = [line.strip() for block in blocks for line in block.splitlines()]
-        lines += re.findall(r"`(python [^`]+|lrl success_table --[^`]+)`", text)
+        lines += re.findall(r"`(python (?!-m lrl`)[^`]+|lrl fit --config [^`]+|lrl success_table --[^`]+)`", text)
         found += [line for line in lines if line.startswith(("python ", "lrl "))]
     return [line for line in dict.fromkeys(found) if not NOT_RUN.search(line)]
 
 
 COLLECTING = [line for line in commands() if line.startswith("lrl collect --policy")]
 SERVING = [line for line in commands() if " serve_env " in line or " --env_url " in line]
-TRAINING = [line for line in commands() if " -m lrl " in line and line not in SERVING]
+TRAINING = [line for line in commands() if line.startswith(("lrl fit ", "python -m lrl fit ")) and line not in SERVING]
 OTHERS = [line for line in commands() if line not in (*COLLECTING, *SERVING, *TRAINING)]
 DIRECTORIES = {named[1]: line for line in TRAINING if (named := re.search(r" --run_directory (runs/\S+)", line))}
 """Training commands that others start from, by the directory that they name."""
@@ -191,7 +193,7 @@ def children_of_this_process(monkeypatch):
 @pytest.mark.usefixtures("children_of_this_process")
 @pytest.mark.parametrize("command", OTHERS)
 def test_another_command_runs(command, trained, datasets, tmp_path):
-    run = trained("python -m lrl fit --config configs/frozen_lake/grpo.yaml") if "runs/" in command else tmp_path
+    run = trained("lrl fit --config configs/frozen_lake/grpo.yaml") if "runs/" in command else tmp_path
     command = re.sub(r"runs/\S*last\.ckpt", str(run / "checkpoints" / "last.ckpt"), command)
     command = re.sub(r"^(lrl (?:plot|table)) runs/\S+", rf"\1 {run}", command)
     command = re.sub(r"(--checkpoint) runs/\S+", rf"\1 {run}", command)
@@ -247,7 +249,7 @@ def test_the_experiment_of_the_readme_runs(tmp_path):
     (yaml,) = re.findall(r"```yaml\n(.*?)```", Path("README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(yaml.splitlines()) <= 16 and yaml in Path("docs/getting_started.md").read_text(encoding="utf-8")
     (tmp_path / "my.yaml").write_text(yaml)
-    command = f"python -m lrl fit --config {tmp_path / 'my.yaml'} {SHORT} --run_directory {tmp_path / 'run'}"
+    command = f"lrl fit --config {tmp_path / 'my.yaml'} {SHORT} --run_directory {tmp_path / 'run'}"
     result = run_shortened(command, str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run/checkpoints/last.ckpt").exists()

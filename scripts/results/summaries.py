@@ -100,7 +100,7 @@ def command_of(run: Path) -> str:
     options = _RUN_OPTIONS.sub("", options)
     if seed is not None:
         options = _START.sub(lambda start: without_seed(start[0], seed[1]), options)
-    return "python -m lrl" + options
+    return "lrl" + options
 
 
 def _run(run: Path, metric: str, drawn: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from results.documentation import documentation_pages, fill_tables
 RUN = {"seed": 0, "minutes": 2.0, "curve": {"env_steps": [1], "val/return": [5.0]}}
 RESULT = {
     "title": "PPO, of course",
-    "command": "python -m lrl fit --config configs/cartpole/ppo_mlp.yaml",
+    "command": "lrl fit --config configs/cartpole/ppo_mlp.yaml",
     "metric": "val/return",
     "runs": [RUN],
 }

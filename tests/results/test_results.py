@@ -37,7 +37,7 @@ def test_a_summary_contains_command_seeds_minutes_and_curves(tmp_path):
     runs = [run_directory(tmp_path / "b", 1, [0, 0.5]), run_directory(tmp_path / "a", 0, [0.25, 0.75], minutes="")]
     former = run_directory(tmp_path / "a-interrupted-20260101-120000", 0, [1])  # replaced by a run with the same seed
     kept = summarise([*runs, former], "val/exact_success")
-    assert kept["command"] == "python -m lrl fit --config a/b.yaml"
+    assert kept["command"] == "lrl fit --config a/b.yaml"
     assert [run["seed"] for run in kept["runs"]] == [0, 1]
     assert [run["minutes"] for run in kept["runs"]] == [None, 1.5]
     assert kept["runs"][1]["curve"] == {"env_steps": [10, 20], "minutes": [0, 1], "val/exact_success": [0, 0.5]}
@@ -69,7 +69,7 @@ def test_a_resumed_run_has_the_minutes_of_all_launches_and_the_command_of_the_fi
         resumed(run, run / "checkpoints" / "last.ckpt", minutes="2.49", clocks=[75.718])
     (run / "earlier" / "10" / "command.txt").write_text("lrl fit --config other.yaml")
     kept = summarise([run, once], "val/exact_success")
-    assert kept["command"] == "python -m lrl fit --config a/b.yaml"
+    assert kept["command"] == "lrl fit --config a/b.yaml"
     assert [run["minutes"] for run in kept["runs"]] == [75.72, 2.5]
 
 
@@ -122,7 +122,7 @@ def test_runs_that_start_from_runs_with_the_same_seed_are_one_experiment(tmp_pat
         (run / "command.txt").write_text(f"lrl fit --config a.yaml {options}")
         commands.add(command_of(run))
         digests.add(config_digest({"seed_everything": seed, "model": {"init_args": {"init_from": start, "lr": 7}}}))
-    assert commands == {"python -m lrl fit --config a.yaml --model.init_args.init_from runs/weak/seed{seed} --lr 7"}
+    assert commands == {"lrl fit --config a.yaml --model.init_args.init_from runs/weak/seed{seed} --lr 7"}
     assert len(digests) == 1
     other = {"seed_everything": 7, "model": {"init_args": {"init_from": "runs/weak/seed70", "lr": 7}}}
     assert config_digest(other) not in digests
@@ -141,7 +141,7 @@ def test_the_command_of_a_run_keeps_the_quotes_that_a_shell_needs(tmp_path):
         run.mkdir()
         line = shlex.join(["/my programs/lrl", *wanted, *place, "--seed_everything", "7", "--last", "1"])
         (run / "command.txt").write_text(line)
-        assert shlex.split(command_of(run)) == ["python", "-m", "lrl", *wanted, "--last", "1"]
+        assert shlex.split(command_of(run)) == ["lrl", *wanted, "--last", "1"]
 
 
 def test_runs_of_different_commands_are_not_one_experiment(tmp_path):
