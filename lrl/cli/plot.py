@@ -24,7 +24,8 @@ def plot(
     lrl plot small=runs/a/x-seed0 small=runs/a/x-seed1 large=runs/b/x-seed0 --clock minutes --out b.png
 
     Runs with the same configuration are one curve; their seeds, directories and loggers may differ. Several curves are
-    labelled by the settings in which the configurations differ.
+    labelled by the settings in which the configurations differ. A run that has ended keeps its last value, and the
+    curve is dotted from there on.
 
     Args:
         runs: run directories, each as RUN or LABEL=RUN. Runs with the same label are one curve whatever their
@@ -44,7 +45,8 @@ def plot(
     unit = clock or common_clock(every, metric)
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
     curves = [
-        aggregate(label, [read_series(run, metric, unit) for run in grouped]) for label, grouped in groups.items()
+        aggregate(label, [read_series(run, metric, unit) for run in grouped], by_row=unit == "minutes")
+        for label, grouped in groups.items()
     ]
     draw_curves(curves, metric, unit, out, baselines, title)
     print(f"wrote {metric} of the runs to {out}")

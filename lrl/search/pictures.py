@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 import numpy as np
 
-from lrl.evaluation.pictures import Curve, new_figure, save_figure
+from lrl.evaluation.pictures import MAX_TOGETHER, Colour, Curve, new_figure, save_figure, shades, styled
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds
 from lrl.registry import register
 from lrl.search.experiments import UNPLAYABLE, Records, best_so_far, is_random
@@ -36,12 +36,12 @@ def draw_search(trials: Sequence[Mapping[str, Any]], path: Path) -> None:
     episodes = np.cumsum([len(trial["returns"]) for trial in trials])
     warm_up = np.array([trial["iteration"] < 1 for trial in trials])
     figure, axes = new_figure(7, 4.2)
-    for chosen, label, colour in ((warm_up, "random policies", "0.6"), (~warm_up, "proposals", "C0")):
+    dark, light = shades(2)
+    for chosen, label, colour in ((warm_up, "random policies", "0.6"), (~warm_up, "proposals", light)):
         if chosen.any():
             axes.plot(episodes[chosen], values[chosen], ".", color=colour, markersize=4, label=label)
-    axes.step(episodes, np.maximum.accumulate(values), where="post", color="C1", label="best so far")
-    axes.set(xlabel="episodes", ylabel="mean return, training episodes")
-    axes.grid(alpha=0.3)
+    axes.step(episodes, np.maximum.accumulate(values), where="post", color=dark, label="best so far")
+    axes.set(xlabel="episodes", ylabel="mean return of training episodes")
     axes.legend(frameon=False, fontsize=9)
     save_figure(figure, path)
 
@@ -156,6 +156,9 @@ def progress_curve(method: str, records: Sequence[dict[str, Any]]) -> Curve:
 def draw_progress(records: Records, path: Path) -> None:
     """Draw a panel for each task with a curve and a band for each method, and the published ProPS, to a PNG file.
 
+    With more than :data:`~lrl.evaluation.pictures.MAX_TOGETHER` methods, a task has several panels side by side
+    with the same axes, each with some of the methods.
+
     Args:
         records: records of all planned runs. Runs without figures, and runs of a language model with mostly random
             proposals, are left out.
@@ -173,15 +176,20 @@ def draw_progress(records: Records, path: Path) -> None:
     if not drawn:
         raise ValueError("picture is given, but no run has finished; leave it out, or finish a run before.")
     methods = list(dict.fromkeys(method for played in drawn.values() for method in played))
-    colours = {method: f"C{place}" for place, method in enumerate(methods)}
-    columns = min(_COLUMNS, len(drawn))
-    rows = -(-len(drawn) // columns)
-    figure = Figure(figsize=(max(5.0, 3.6 * columns), 2.6 * rows + 0.6), layout="constrained")
+    groups = [methods[start : start + MAX_TOGETHER] for start in range(0, len(methods), MAX_TOGETHER)]
+    colours = {method: colour for group in groups for method, colour in zip(group, shades(len(group)), strict=True)}
+    places = [(task, group) for task in drawn for group in groups]
+    columns = min(_COLUMNS if len(groups) == 1 else 2 * len(groups), len(places))
+    rows = -(-len(places) // columns)
+    figure = Figure(figsize=(max(5.0, min(11.0, 3.6 * columns)), 2.1 * rows + 0.6), layout="constrained")
     lines: dict[str, Any] = {}
-    for place, (task, played) in enumerate(drawn.items()):
-        axes = figure.add_subplot(rows, columns, place + 1)
-        lines |= _draw_task(axes, task, played, colours)
-        if place + columns >= len(drawn):
+    left: Axes | None = None
+    for place, (task, group) in enumerate(places):
+        left = None if group is groups[0] else left
+        axes = styled(figure.add_subplot(rows, columns, place + 1, sharex=left, sharey=left))
+        lines |= _draw_task(axes, task, drawn[task], colours, group)
+        left = left or axes
+        if place + columns >= len(places):
             axes.set_xlabel("episodes")
     figure.supylabel("best mean return so far, training episodes", fontsize=10)
     shown = [*methods, _PUBLISHED]
@@ -191,20 +199,35 @@ def draw_progress(records: Records, path: Path) -> None:
 
 
 def _draw_task(
-    axes: Axes, task: str, played: Mapping[str, Sequence[dict[str, Any]]], colours: Mapping[str, str]
+    axes: Axes,
+    task: str,
+    played: Mapping[str, Sequence[dict[str, Any]]],
+    colours: Mapping[str, Colour],
+    group: Sequence[str],
 ) -> dict[str, Any]:
-    """Draw the panel of one task from the records of each method, and return its lines by label."""
+    """Draw a panel of one task with a group of methods, and return its lines by label.
+
+    Args:
+        axes: the panel.
+        task: name of the task.
+        played: records of each method; all of them determine the y axis.
+        colours: colour of each method.
+        group: methods of this panel.
+    """
     published = TASKS[task].published["props"]
-    lines, heights = {_PUBLISHED: axes.axhline(published, color="0.3", linestyle="--", linewidth=1)}, [published]
+    lines, heights = {_PUBLISHED: axes.axhline(published, color="0.35", linestyle=":", linewidth=1.2)}, [published]
+    line = "-" if group[0] == next(iter(colours)) else "--"
     for method, records in played.items():
         curve, colour = progress_curve(method, records), colours[method]
-        axes.fill_between(curve.clock, curve.lower, curve.upper, color=colour, alpha=0.2, linewidth=0, step="post")
-        (lines[method],) = axes.step(curve.clock, curve.centre, color=colour, linewidth=1.2, where="post")
         late = curve.clock >= _SKIPPED * curve.clock[-1]
         heights += [*curve.lower[late], *curve.upper[late]]
+        if method not in group:
+            continue
+        axes.fill_between(curve.clock, curve.lower, curve.upper, color=colour, alpha=0.2, linewidth=0, step="post")
+        (lines[method],) = axes.step(curve.clock, curve.centre, line, color=colour, linewidth=1.4, where="post")
     margin = 0.05 * (max(heights) - min(heights) or 1.0)
     axes.set_ylim(min(heights) - margin, max(heights) + margin)
     axes.set_title(task.replace("_", " "), fontsize=9)
-    axes.grid(alpha=0.3)
     axes.tick_params(labelsize=7)
+    axes.locator_params(axis="x", nbins=4)
     return lines

@@ -9,19 +9,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import numpy as np
 from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.exact import ExactResults, Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
-from lrl.evaluation.pictures import Curve, aggregate, draw_curves, draw_policy, read_series
+from lrl.evaluation.pictures import Curve, aggregate, axis_label, draw_curves, new_figure, read_series, save_figure
 from lrl.functional.distributed import unsharded
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Rollout
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @register
@@ -65,10 +68,10 @@ class PolicyPicture(L.Callback):
         curves: list[Curve] = []
         for metric in ("rollout/success_rate", "val/exact_success"):
             with suppress(ValueError):  # not logged in this run
-                curves.append(aggregate(metric, [read_series(Path(logger.log_dir), metric, "env_steps")], "mean"))
+                series = [read_series(Path(logger.log_dir), metric, "env_steps")]
+                curves.append(aggregate(axis_label(metric), series, "mean"))
         if curves:
-            names = "\n".join(curve.label for curve in curves)
-            draw_curves(curves, names, "env_steps", folder / "learning_curve.png", baselines)
+            draw_curves(curves, "success_rate", "env_steps", folder / "learning_curve.png", baselines)
 
 
 def _evaluated(trainer: L.Trainer, module: Any, lake: Lake, samples: int) -> tuple[ExactResults, ExactResults]:
@@ -203,3 +206,68 @@ def _action_text(policy: Policy | None, response: Any) -> str:
     if not isinstance(response, str) or policy is None or policy.codec is None or policy.response_format is None:
         return str(response)
     return policy.action_text(response) or "invalid"
+
+
+# Pictures of a policy on FrozenLake.
+
+_COLOURS = {"S": "#dbeafe", "F": "#eff6ff", "H": "#334155", "G": "#bbf7d0"}
+_ARROWS = ((-1, 0), (0, 1), (1, 0), (0, -1))
+"""Directions of LEFT, DOWN, RIGHT and UP, as cells to the right and cells down."""
+_BEST, _OTHER = "#1d4ed8", "#94a3b8"
+
+
+def draw_policy(lake: Lake, decisions: np.ndarray, path: Path, title: str = "") -> None:
+    """Draw the map to a PNG, with an arrow and the probability of each action in each state.
+
+    The length of an arrow increases with the probability. The most probable action is blue. The probability of invalid
+    actions is shown in red.
+
+    Args:
+        lake: the map.
+        decisions: action probabilities ``(state, action)``; if a row sums to less than 1, the rest is the probability
+            of invalid actions.
+        path: path of the PNG; missing folders are created.
+        title: title above the picture.
+    """
+    rows, columns = len(lake.desc), len(lake.desc[0])
+    figure, axes = new_figure(1.35 * columns, 1.35 * rows + 0.4)
+    axes.set(xlim=(0, columns), ylim=(rows, 0), aspect="equal", xticks=[], yticks=[])
+    axes.set_title(title, fontsize=10)
+    acting = set(lake.states)
+    for state in range(rows * columns):
+        row, column = divmod(state, columns)
+        _draw_cell(axes, column, row, lake.desc[row][column])
+        if state in acting:
+            _draw_decision(axes, column + 0.5, row + 0.5, decisions[state])
+    save_figure(figure, path)
+
+
+def _draw_cell(axes: Axes, column: int, row: int, letter: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((column, row), 1, 1, facecolor=_COLOURS[letter], edgecolor="white", linewidth=2))
+    colour = "white" if letter == "H" else "#64748b"
+    axes.text(column + 0.06, row + 0.06, letter, ha="left", va="top", fontsize=8, color=colour)
+
+
+def _draw_decision(axes: Axes, x: float, y: float, probabilities: np.ndarray) -> None:
+    best = int(probabilities.argmax())
+    for action, probability in enumerate(probabilities.tolist()):
+        if probability < 0.005:
+            continue
+        right, down = _ARROWS[action]
+        colour, reach = (_BEST if action == best else _OTHER), 0.08 + 0.22 * probability
+        style = {"arrowstyle": "-|>", "color": colour, "linewidth": 1 + 2 * probability, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", xy=(x + right * reach, y + down * reach), xytext=(x, y), arrowprops=style)
+        axes.text(
+            x + right * 0.38,
+            y + down * 0.38,
+            f"{probability:.2f}".lstrip("0"),
+            ha="center",
+            va="center",
+            fontsize=6.5,
+            color=colour,
+        )
+    if probabilities.sum() < 0.995:
+        invalid = f"{1 - probabilities.sum():.2f}".lstrip("0")
+        axes.text(x + 0.44, y - 0.4, f"invalid {invalid}", ha="right", va="top", fontsize=6, color="#dc2626")

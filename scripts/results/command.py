@@ -20,6 +20,7 @@ from lrl.evaluation.statistics import check_bounds, with_earlier_runs
 from lrl.files import write_whole
 from lrl.ranges import PositiveInt
 from results.boards import boards
+from results.credit_truth import draw_scores
 from results.documentation import documentation_pages, fill_tables, filled_notebook
 from results.summaries import draw_picture, final_values, kept_results, pictures, summarise
 
@@ -35,7 +36,6 @@ def keep(
     add: bool = False,
     metric: str = "val/exact_success",
     drawn: str | None = None,
-    twin: bool = False,
     label: str | None = None,
     window: PositiveInt | None = None,
     picture: str | None = None,
@@ -47,6 +47,7 @@ def keep(
     reach: float | None = None,
     lasting: str | None = None,
     baseline: tuple[str, ...] | None = None,
+    drawn_baseline: tuple[str, ...] | None = None,
     note: str = "",
 ) -> None:
     """Summarise runs as the file assets/results/<name>.json.
@@ -57,8 +58,7 @@ def keep(
         title: title of the result.
         add: also keep the runs with other seeds that the file already contains.
         metric: metric of the summary.
-        drawn: another metric for the figure.
-        twin: draw --metric as well as --drawn.
+        drawn: another metric, which the figure shows beside the metric.
         label: name in figures, instead of the title.
         window: draw the mean of this many measurements.
         picture: name of a figure that several results share.
@@ -70,6 +70,7 @@ def keep(
         reach: also store when the mean return of 25 training episodes first reaches this return.
         lasting: also store whether a metric keeps its value after it has reached a bar, as METRIC=BAR.
         baseline: a horizontal line, as LABEL=VALUE; the option may be given several times.
+        drawn_baseline: a horizontal line for --drawn, whose figure otherwise has those of --baseline.
         note: a note for the file.
 
     Raises:
@@ -78,15 +79,13 @@ def keep(
     baselines = dict(labelled_number("baseline", text) for text in baseline or ())
     if rows is not None and (rows < 1 or label is None):
         raise ValueError(f"--rows is {rows}; it must be positive and come with a --label, the name of its line.")
-    given = {"twin": twin or None, "label": label, "window": window, "picture": picture, "clocks": clocks, "bar": bar}
+    given = {"label": label, "window": window, "picture": picture, "clocks": clocks, "bar": bar}
     given |= {"bounds": bounds and list(bounds), "rows": rows}
-    figure = "rows" if rows is not None else "twin" if twin else ""
-    ignored = {"rows": ("clocks", "window", "twin", "drawn"), "twin": ("clocks", "window", "baseline", "label")}
-    for name in ignored.get(figure, ()):
-        if (given | {"drawn": drawn, "baseline": baseline})[name] is not None:
-            raise ValueError(f"--{name} is given, which the figure of --{figure} does not read; leave it out.")
-    if twin and drawn in (None, metric):
-        raise ValueError(f"--twin is given and --drawn is {drawn}; it must be another metric.")
+    for name in ("clocks", "window", "drawn", "drawn_baseline") if rows is not None else ():
+        if (given | {"drawn": drawn, "drawn_baseline": drawn_baseline})[name] is not None:
+            raise ValueError(f"--{name} is given, which the figure of --rows does not read; leave it out.")
+    if drawn_baseline is not None:
+        given["drawn_baselines"] = dict(labelled_number("drawn_baseline", text) for text in drawn_baseline)
     about: dict[str, Any] = {"title": title, "machine": machine, "baselines": baselines, "note": note}
     about |= {key: value for key, value in given.items() if value is not None}
     path = RESULTS / f"{name}.json"
@@ -110,6 +109,8 @@ def write() -> None:
     for name, report in kept.items():
         if "planned" in report:
             _draw_searches(name, report)
+        if "scores" in report:
+            draw_scores(report, PICTURES / f"{name}.png")
 
 
 def _draw_searches(name: str, report: Mapping[str, Any]) -> None:

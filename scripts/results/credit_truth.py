@@ -20,7 +20,7 @@ from lrl.cli.run_directory import commit
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.tabular import TransitionTable, policy_values
 from lrl.evaluation.exact import Lake, lakes_of
-from lrl.evaluation.pictures import new_figure, save_figure
+from lrl.evaluation.pictures import Colour, new_figure, save_figure, shades, styled
 from lrl.evaluation.report import markdown_table, result_text
 from lrl.evaluation.statistics import bootstrap_interval
 from lrl.files import write_whole
@@ -381,20 +381,20 @@ def draw_scores(result: Mapping[str, Any], path: Path) -> None:
     """
     figure, axes = new_figure(11, 7)
     axes.remove()
-    left, right = figure.subplots(1, 2, sharey=True)
+    left, right = map(styled, figure.subplots(1, 2, sharey=True))
     estimators = list(dict.fromkeys(row["estimator"] for row in result["scores"]))
     names = [policy["policy"] for policy in result["policies"]]
+    colours = shades(len(names))
     for axes, key in ((left, "correlation"), (right, "averaged_correlation")):
         for row in result["scores"]:
-            _draw_score(axes, row, key, estimators.index(row["estimator"]), names.index(row["policy"]))
+            _draw_score(axes, row, key, estimators.index(row["estimator"]), names.index(row["policy"]), colours)
         axes.axvline(0, color="0.6", linewidth=0.8)
-        axes.grid(alpha=0.3)
     left.set_yticks(range(len(estimators)), estimators)
     left.invert_yaxis()
     left.set_xlabel("correlation with the true advantage, single tokens")
-    right.set_xlabel("the same, averaged over a state's equal choices")
+    right.set_xlabel("correlation with the true advantage, mean over a state's equal choices")
     for number, policy in enumerate(result["policies"]):
-        right.plot([], [], "o", color=f"C{number}", label=f"{policy['policy']}, success {policy['success']:.3f}")
+        right.plot([], [], "o", color=colours[number], label=f"{policy['policy']}, success {policy['success']:.3f}")
     for tokens in sorted({row["tokens"] for row in result["scores"]}):
         filled = "none" if tokens > 1 else "full"
         right.plot([], [], "o", color="0.4", fillstyle=filled, label=f"{tokens} token{'s' * (tokens > 1)} per turn")
@@ -402,8 +402,10 @@ def draw_scores(result: Mapping[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _draw_score(axes: Axes, row: Mapping[str, Any], key: str, height: int, policy: int) -> None:
+def _draw_score(
+    axes: Axes, row: Mapping[str, Any], key: str, height: int, policy: int, colours: Sequence[Colour]
+) -> None:
     several = row["tokens"] > 1
     at = height + 0.22 * (policy - 1) + 0.09 * several
-    axes.plot(row[f"{key}_ci95"], [at, at], color=f"C{policy}", linewidth=1.2)
-    axes.plot(row[key], at, "o", color=f"C{policy}", markersize=4.5, fillstyle="none" if several else "full")
+    axes.plot(row[f"{key}_ci95"], [at, at], color=colours[policy], linewidth=1.2)
+    axes.plot(row[key], at, "o", color=colours[policy], markersize=4.5, fillstyle="none" if several else "full")

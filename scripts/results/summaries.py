@@ -16,17 +16,7 @@ import numpy as np
 import yaml
 
 from lrl.evaluation.comparison import earlier_launches, minutes_of, minutes_range
-from lrl.evaluation.pictures import (
-    CLOCKS,
-    Curve,
-    Series,
-    aggregate,
-    axis_label,
-    draw_curves,
-    logged_rows,
-    new_figure,
-    save_figure,
-)
+from lrl.evaluation.pictures import CLOCKS, Curve, Panel, Series, aggregate, draw_curves, draw_panels, logged_rows
 from lrl.evaluation.report import markdown_table, read_result
 from lrl.evaluation.statistics import (
     MIN_SEEDS,
@@ -220,18 +210,28 @@ def final_values(result: dict[str, Any]) -> np.ndarray:
     return np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])
 
 
-def result_curve(result: dict[str, Any], clock: str) -> Curve:
-    """Return the curve of a result: the mean over its runs with an interval.
+def result_curve(result: dict[str, Any], clock: str, drawn: bool = True) -> Curve:
+    """Return a curve of a result: the mean over its runs with an interval.
 
-    If the result has a ``window``, each point is the mean of as many previous measurements of a run. The label is the
-    result's ``label``, or its title up to the first comma; the rest of the title describes the final value.
+    The label is the result's ``label``, or its title up to the first comma that is followed by a space; the rest of the
+    title describes the final value.
+
+    Args:
+        result: a kept result.
+        clock: the x axis, one of :data:`lrl.evaluation.pictures.CLOCKS`.
+        drawn: whether the curve shows the ``drawn`` metric, each point being the mean of as many previous measurements
+            of a run as the ``window`` says, if the result has one; otherwise it shows the ``metric``.
     """
-    window = result.get("window", 1)
+    metric, window = (result["drawn"], result.get("window", 1)) if drawn else (result["metric"], 1)
     series = [
-        Series(clock=np.array(curve[clock]), values=_trailing_mean(curve[result["drawn"]], window))
-        for curve in (run.get("drawn", run["curve"]) for run in result["runs"])
+        Series(clock=np.array(curve[clock]), values=_trailing_mean(curve[metric], window))
+        for curve in (run.get("drawn", run["curve"]) if drawn else run["curve"] for run in result["runs"])
     ]
-    return aggregate(result.get("label", result["title"].partition(",")[0]), series, "mean")
+    return aggregate(_label(result), series, "mean", by_row=clock == "minutes")
+
+
+def _label(result: Mapping[str, Any]) -> str:
+    return result.get("label", result["title"].partition(", ")[0])
 
 
 def _trailing_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarray:
@@ -256,8 +256,9 @@ def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, 
 def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Draw the results of one picture against their ``clocks``, by default env steps, or minutes without env steps.
 
-    Results with a number of demonstrated ``rows`` are drawn against it, with a point per result and a line per label.
-    For ``twin`` results both metrics are drawn, each with its own axis.
+    The picture shows the ``metric`` of the tables: its curve, or its final values if no run has three of them. If the
+    ``drawn`` metric is another one, its curve is drawn beside. Results with a number of demonstrated ``rows`` are drawn
+    against it, with a point per result and a line per label.
 
     Returns:
         The files: ``<name>.png`` for the first clock, ``<name>_<clock>.png`` for the others.
@@ -266,21 +267,37 @@ def draw_picture(name: str, results: Sequence[dict[str, Any]], folder: Path) -> 
         ValueError: If the results cannot be drawn in one picture, for example because their metrics differ.
     """
     first = results[0]
-    for key in ("rows", "twin", "metric", "drawn"):
-        if len({result.get(key) if key in ("metric", "drawn") else key in result for result in results}) > 1:
+    for key in ("rows", "metric", "drawn"):
+        if len({result.get(key) if key != "rows" else key in result for result in results}) > 1:
             raise ValueError(f"picture is {name!r}, whose results differ in {key}; they must be drawn alike.")
     if "rows" in first:
         return [draw_rows(results, folder / f"{name}.png")]
     clocks = first.get("clocks") or ["env_steps" if "env_steps" in first["runs"][0]["curve"] else "minutes"]
-    if "twin" in first:
-        return [draw_twin(results, clocks[0], folder / f"{name}.png")]
-    baselines = {label: height for result in results for label, height in result["baselines"].items()}
     paths = []
     for clock in clocks:
         paths.append(folder / f"{name}{'' if clock == clocks[0] else f'_{clock}'}.png")
-        curves = [result_curve(result, clock) for result in results]
-        draw_curves(curves, first["drawn"], clock, paths[-1], baselines)
+        draw_panels(result_panels(results, clock), clock, paths[-1])
     return paths
+
+
+def result_panels(results: Sequence[dict[str, Any]], clock: str) -> list[Panel]:
+    """Return the panel of the ``metric`` of results, and that of their ``drawn`` metric if it is another one."""
+    metric, drawn = results[0]["metric"], results[0]["drawn"]
+    measurements = max(len(run["curve"][metric]) for result in results for run in result["runs"])
+    if measurements < 3:
+        bounds = bounds_of(results[0])
+        curves = [rows_curve(_label(result), {0: final_values(result)}, bounds) for result in results]
+    else:
+        curves = [result_curve(result, clock, drawn=drawn == metric) for result in results]
+    baselines = [
+        {label: height for result in results for label, height in result.get(key, result["baselines"]).items()}
+        for key in ("baselines", "drawn_baselines")
+    ]
+    panels = [Panel(metric=metric, curves=curves, baselines=baselines[0], final=measurements < 3)]
+    if drawn != metric:
+        curves = [result_curve(result, clock) for result in results]
+        panels.append(Panel(metric=drawn, curves=curves, baselines=baselines[1]))
+    return panels
 
 
 def rows_curve(
@@ -323,32 +340,6 @@ def draw_rows(results: Sequence[dict[str, Any]], path: Path) -> Path:
     baselines = {label: height for result in results for label, height in result["baselines"].items()}
     curves = [rows_curve(label, values, bounds_of(results[0])) for label, values in points.items()]
     draw_curves(curves, results[0]["metric"], "demonstrated rows", path, baselines, log=True)
-    return path
-
-
-def draw_twin(results: Sequence[Mapping[str, Any]], clock: str, path: Path) -> Path:
-    """Draw the ``drawn`` metric of runs on the left axis and their ``metric`` on the right axis, with a line per run.
-
-    Args:
-        results: kept results with different ``drawn`` and ``metric``; the first determines the labels of the axes.
-        clock: the x axis, one of :data:`lrl.evaluation.pictures.CLOCKS`.
-        path: path of the PNG file.
-
-    Returns:
-        ``path``.
-    """
-    figure, left = new_figure(7, 4.2)
-    right = left.twinx()
-    left_color, right_color = "tab:blue", "tab:red"
-    for result in results:
-        for run in result["runs"]:
-            left.plot(run["drawn"][clock], run["drawn"][result["drawn"]], color=left_color, alpha=0.7)
-            right.plot(run["curve"][clock], run["curve"][result["metric"]], color=right_color, marker="o", alpha=0.7)
-    left.set_xlabel(clock.replace("_", " "))
-    left.set_ylabel(axis_label(results[0]["drawn"]), color=left_color)
-    right.set_ylabel(axis_label(results[0]["metric"]), color=right_color)
-    left.grid(alpha=0.3)
-    save_figure(figure, path)
     return path
 
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from lrl.cli.program import main
-from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation import pictures as plots
 from lrl.evaluation.comparison import group_runs
-from lrl.evaluation.exact import lakes_of
 from lrl.evaluation.pictures import Series, aggregate, draw_curves, metrics_file, read_series
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +63,23 @@ def test_metrics_are_found_below_the_run_directory(tmp_path: Path) -> None:
         metrics_file(tmp_path / "nothing")
 
 
-def test_runs_are_averaged_over_the_range_that_all_cover() -> None:
+def test_every_point_is_an_average_over_all_runs_and_a_run_that_has_ended_keeps_its_last_value() -> None:
     curve = aggregate("two", [series([0, 10, 20], [0, 1, 2]), series([5, 15], [1, 3])], "mean")
-    assert curve.clock.tolist() == [5, 10, 15]
-    assert curve.centre == pytest.approx([(0.5 + 1) / 2, (1 + 2) / 2, (1.5 + 3) / 2])
+    assert curve.clock.tolist() == [5, 10, 15, 20] and curve.ended == 15
+    assert curve.centre == pytest.approx([(0.5 + 1) / 2, (1 + 2) / 2, (1.5 + 3) / 2, (2 + 3) / 2])
+    assert np.isnan(curve.runs[1]).tolist() == [False, False, False, True], "the run itself ends"
+    assert aggregate("two", [series([0, 100], [0, 1]), series([0, 99], [0, 1])], "mean").ended == np.inf
+
+
+def test_rows_of_a_slow_and_a_fast_run_are_averaged_one_by_one() -> None:
+    fast, slow = series([1, 2, 3], [2.0, 0.2, 0.1]), series([2, 4, 6], [2.0, 0.2, 0.1])
+    curve = aggregate("two", [fast, slow], "mean", by_row=True)
+    assert curve.clock.tolist() == [1.5, 3, 4.5]
+    assert curve.centre == pytest.approx([2.0, 0.2, 0.1]), "interpolation between the rows would add other values"
+    assert len(aggregate("two", [fast, series([2, 4], [2.0, 0.2])], "mean", by_row=True).clock) == 3, (
+        "other numbers of rows"
+    )
+    assert aggregate("two", [series([10], [0.5]), series([11], [0.7])], "mean").clock.tolist() == [10.5]
 
 
 def test_iqm_ignores_a_run_that_failed() -> None:
@@ -122,24 +133,28 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return drawn
 
 
-def test_the_legend_lies_within_the_axes_however_long_a_label_is(figures: list[Any], tmp_path: Path) -> None:
+def test_the_legend_lies_below_the_axes_however_long_a_label_is(figures: list[Any], tmp_path: Path) -> None:
     label = "PPO with a small network on CartPole, 100,000 env steps, return of 100 held-out episodes, and so on " * 2
     curve = aggregate(label, [series([0, 1], [0, 1]), series([0, 1], [0, 0.5])])
     draw_curves([curve], "rollout/return", "episodes", tmp_path / "x.png", {"random": 0.1})
     figures[0].canvas.draw()
-    axes = figures[0].axes[0]
-    legend, frame = axes.get_legend().get_window_extent(), axes.get_window_extent()
-    assert frame.x0 <= legend.x0 and legend.x1 <= frame.x1 and frame.y0 <= legend.y0 and legend.y1 <= frame.y1
+    (legend,) = figures[0].legends
+    box, page, axes = (shown.get_window_extent() for shown in (legend, figures[0], figures[0].axes[0]))
+    assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 <= axes.y0
+    assert legend.get_texts()[0].get_text().endswith("(2 runs)")
 
 
 @pytest.mark.parametrize(
     ("metric", "label"),
     [
-        ("rollout/return", "rollout/return, training episodes"),
-        ("val/return", "val/return, held-out episodes"),
-        ("val/exact_success", "val/exact_success"),
-        ("train/loss", "train/loss"),
-        ("rollout/return\nval/exact_success", "rollout/return, training episodes\nval/exact_success"),
+        ("rollout/return", "return of training episodes (sum of rewards)"),
+        ("val/return", "return of held-out episodes (sum of rewards)"),
+        ("val/success_rate", "success rate of held-out episodes"),
+        ("val/exact_success", "success, computed exactly"),
+        ("train/loss", "training loss"),
+        ("update/kl", "kl (update)"),
+        ("accuracy", "accuracy"),
+        ("rollout/return\ntrain/loss", "return of training episodes (sum of rewards)\ntraining loss"),
     ],
 )
 def test_the_axis_says_which_episodes_were_measured(
@@ -147,6 +162,34 @@ def test_the_axis_says_which_episodes_were_measured(
 ) -> None:
     draw_curves([aggregate("a", [series([0, 1], [0, 1])])], metric, "env_steps", tmp_path / "x.png")
     assert figures[0].axes[0].get_ylabel() == label
+
+
+def test_numbers_on_axes_have_no_offset_and_colours_differ_in_grey(figures: list[Any], tmp_path: Path) -> None:
+    curves = [aggregate(f"{count}", [series([0, 2e6], [count, 1e6 * count])]) for count in range(4)]
+    draw_curves(curves, "val/return", "env_steps", tmp_path / "x.png")
+    figures[0].canvas.draw()
+    axes = figures[0].axes[0]
+    assert [axis.get_offset_text().get_text() for axis in (axes.xaxis, axes.yaxis)] == ["", ""]
+    assert "1,000,000" in [text.get_text() for text in axes.get_xticklabels()]
+    lightness = [float(np.dot(shade[:3], (0.2126, 0.7152, 0.0722))) for shade in plots.shades(4)]
+    assert (np.diff(lightness) > 0.1).all()
+
+
+def test_many_curves_are_drawn_in_axes_of_their_own_with_the_others_in_grey(figures: list[Any], tmp_path: Path) -> None:
+    curves = [aggregate(f"c{count}", [series([0, 1], [0, count])]) for count in range(5)]
+    draw_curves(curves, "val/return", "env_steps", tmp_path / "x.png", {"random": 0.5})
+    shown = [axes for axes in figures[0].axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in shown] == [f"c{count}" for count in range(5)]
+    assert all(len(axes.lines) == 5 + 1 + 1 for axes in shown)
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["random (0.5)"]
+
+
+def test_where_runs_have_ended_the_line_is_dotted_and_the_legend_says_so(figures: list[Any], tmp_path: Path) -> None:
+    curve = aggregate("a", [series([0, 10, 20], [0, 1, 2]), series([0, 10], [1, 3])], "mean")
+    draw_curves([curve], "val/return", "env_steps", tmp_path / "x.png")
+    dotted = next(line for line in figures[0].axes[0].lines if line.get_linestyle() == ":")
+    assert dotted.get_xdata().tolist() == [10, 20] and dotted.get_ydata().tolist() == [2, 2.5]
+    assert "ended" in figures[0].legends[0].get_texts()[-1].get_text()
 
 
 @pytest.mark.parametrize(("count", "lines", "bands"), [(1, 1, 0), (4, 5, 0), (5, 1, 1)])
@@ -180,9 +223,9 @@ def test_runs_with_different_configurations_are_different_curves(
         config = {"seed_everything": number, "model": {"class_path": model, "init_args": {"lr": lr}}}
         (Path(runs[-1]) / "config.yaml").write_text(json.dumps(config))
     plot(monkeypatch, *runs[:3], f"{runs[3]}/metrics.csv")
-    legend = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
+    legend = [text.get_text() for text in figures[0].legends[0].get_texts()]
     assert legend == ["PPO, lr=0.1 (2 runs)", "GRPO, lr=0.1", "PPO, lr=0.2"]
-    assert figures[0].axes[0].get_ylabel() == "val/success_rate, held-out episodes"
+    assert figures[0].axes[0].get_ylabel() == "success rate of held-out episodes"
     assert list(group_runs([runs[0], runs[3]])) == ["all"]
     assert list(group_runs([f"mine={runs[0]}", f"mine={runs[1]}", runs[2]])) == ["mine", "all"]
 
@@ -206,21 +249,3 @@ def test_the_command_reports_errors_in_one_sentence(
         plot(monkeypatch, run, "--baseline", "optimum")
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("lrl plot: --baseline is 'optimum'; it must be LABEL=VALUE")
-
-
-def test_the_picture_of_a_policy_has_arrows_and_probabilities_inside_their_cell(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    figures = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, path: figures.append(figure))
-    (lake,) = lakes_of(GymnasiumEnvs("FrozenLake-v1", {"desc": ["FFF", "HSG"], "is_slippery": False}), 1, 0)
-    decisions = np.zeros((6, 4))
-    decisions[4, 2], decisions[4, 3] = 0.75, 0.25  # in row 1 and column 1, RIGHT and UP
-    plots.draw_policy(lake, decisions, tmp_path / "policy.png")
-    (axes,) = figures[0].axes
-    cell = [text for text in axes.texts if all(1 < at < 2 for at in text.get_position())]
-    assert [text.get_text() for text in cell] == ["S", "", ".75", "", ".25"]
-    (right, up), (letters_right, letters_up) = cell[1::2], cell[2::2]
-    assert right.xyann == up.xyann == (1.5, 1.5)
-    assert right.xy[0] > 1.6 and right.xy[1] == 1.5 and letters_right.get_position() == pytest.approx((1.88, 1.5))
-    assert up.xy[0] == 1.5 and up.xy[1] < 1.5 and letters_up.get_position() == pytest.approx((1.5, 1.12))

@@ -53,11 +53,21 @@ def test_there_is_a_panel_for_each_task_and_the_published_figure(tmp_path, monke
     figure = panels(records, tmp_path / "a.png", monkeypatch)
     assert [axes.get_title() for axes in figure.axes] == [name.replace("_", " ") for name in TASKS]
     for axes, task in zip(figure.axes, TASKS.values()):
-        (level,) = [line for line in axes.lines if line.get_linestyle() == "--"]
+        (level,) = [line for line in axes.lines if line.get_linestyle() == ":"]
         assert list(level.get_ydata()) == [task.published["props"]] * 2
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["ars", "published ProPS"]
     assert figure.axes[3].get_ylim()[0] > -20, "the first policy does not set the axis"
+
+
+def test_many_methods_of_a_task_are_drawn_in_panels_with_equal_axes(tmp_path, monkeypatch):
+    methods = ["ars", "random_search", "cma_es", "cross_entropy", "ppo", "trpo"]
+    records = {SearchRun("maze", method, 0): record(1.0, 2.0 + place) for place, method in enumerate(methods)}
+    figure = panels(records, tmp_path / "a.png", monkeypatch)
+    assert [axes.get_title() for axes in figure.axes] == ["maze", "maze"]
+    assert [len(axes.lines) for axes in figure.axes] == [4 + 1, 2 + 1]
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim() and figure.axes[0].get_ylim()[1] > 7
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*methods, "published ProPS"]
 
 
 def test_unfinished_and_random_runs_are_not_drawn(tmp_path, monkeypatch):

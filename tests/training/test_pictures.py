@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from gymnasium.vector import VectorEnv
@@ -14,8 +15,10 @@ from lightning.pytorch.loggers import CSVLogger
 from lrl.codecs.codec import TextCodec
 from lrl.data.run_data import ValidationConfig
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.evaluation.exact import lakes_of
 from lrl.policies.baselines import ExpertActor
-from lrl.training.pictures import ExactSuccess, PolicyPicture
+from lrl.training import pictures
+from lrl.training.pictures import ExactSuccess, PolicyPicture, draw_policy
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning under torch 2.13
 PNG = b"\x89PNG"
@@ -132,3 +135,21 @@ def test_settings_out_of_range_raise_their_name() -> None:
         ExactSuccess(num_maps=0)
     with pytest.raises(ValueError, match="samples is 0"):
         PolicyPicture(samples=0)
+
+
+def test_the_picture_of_a_policy_has_arrows_and_probabilities_inside_their_cell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figures = []
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: figures.append(figure))
+    (lake,) = lakes_of(GymnasiumEnvs("FrozenLake-v1", {"desc": ["FFF", "HSG"], "is_slippery": False}), 1, 0)
+    decisions = np.zeros((6, 4))
+    decisions[4, 2], decisions[4, 3] = 0.75, 0.25  # in row 1 and column 1, RIGHT and UP
+    draw_policy(lake, decisions, tmp_path / "policy.png")
+    (axes,) = figures[0].axes
+    cell = [text for text in axes.texts if all(1 < at < 2 for at in text.get_position())]
+    assert [text.get_text() for text in cell] == ["S", "", ".75", "", ".25"]
+    (right, up), (letters_right, letters_up) = cell[1::2], cell[2::2]
+    assert right.xyann == up.xyann == (1.5, 1.5)
+    assert right.xy[0] > 1.6 and right.xy[1] == 1.5 and letters_right.get_position() == pytest.approx((1.88, 1.5))
+    assert up.xy[0] == 1.5 and up.xy[1] < 1.5 and letters_up.get_position() == pytest.approx((1.5, 1.12))
