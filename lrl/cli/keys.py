@@ -57,7 +57,7 @@ def check_keys(args: Sequence[str]) -> None:
         args: command-line arguments, beginning with the command: ``["fit", "--config", "frozen_lake/grpo.yaml"]``.
 
     Raises:
-        ValueError: If a class does not have one of the keys.
+        ValueError: If a class does not have one of the keys, or settings that cannot be null are null.
     """
     classes: dict[tuple[str, ...], str] = {}
     top = {**_TOP, **_OF_COMMAND.get(args[0], {})}
@@ -135,6 +135,10 @@ def _check_arguments(
         group = one.group
         settings = arguments(group) if group else None
         if group is not None:
+            if value is None and not one.accepts_none:
+                raise ValueError(
+                    f"{'.'.join(inner)} is null; it must be a mapping with the keys of {group.name}, or be left out."
+                )
             if settings is not None and "class_path" not in _unfolded(value):
                 _check_arguments(classes, group.name, settings, value, inner)
         elif not one.takes_any_keys:

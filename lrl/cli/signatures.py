@@ -74,6 +74,13 @@ class Argument:
         return classes[0] if len(classes) == 1 and classes[0].is_dataclass else None
 
     @property
+    def accepts_none(self) -> bool:
+        """True if the annotation contains None."""
+        nodes = list(ast.walk(self.annotation)) if self.annotation else []
+        has_none = any(isinstance(node, ast.Constant) and node.value is None for node in nodes)
+        return has_none or not {"Any", "Optional", "object"}.isdisjoint(map(_last_name, self._named))
+
+    @property
     def _named(self) -> list[ast.expr]:
         """The names in the annotation."""
         nodes = ast.walk(self.annotation) if self.annotation else ()

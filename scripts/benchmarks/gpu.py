@@ -137,7 +137,15 @@ def decoding(options: argparse.Namespace, model: str, group: int) -> Found:
     for side, of in seconds.items():
         notes[f"first_call_seconds_{side}"] = of(whole)
     rates = [lambda of=of: rows * sizes.new_tokens / of(whole) for of in seconds.values()]
-    row = compare(f"{model}, {rows} rows", "tokens", rates[0], rates[1], options.repeats, warm=True, **notes)
+    row = compare(
+        f"decoding against generate, {model}, {rows} rows",
+        "tokens",
+        rates[0],
+        rates[1],
+        options.repeats,
+        warm=True,
+        **notes,
+    )
     row["all_tokens_sampled"] = tuple(both.ids.shape) == (rows, sizes.new_tokens)
     rate, sampled = bandwidth(options.device, sizes.copied), rows * sizes.new_tokens / 2
     least, least_if_shared = (
@@ -431,7 +439,7 @@ def report(items: Mapping[str, Found]) -> Found:
     """Return the report with all measurements, and the rows of the table of comparisons."""
     rows = [row for found in items.values() for row in found.get("comparisons", ())]
     rows += [found["comparison"] for found in items.values() if "comparison" in found]
-    return {"title": "on a GPU", "bar": None, "items": dict(items), "comparisons": rows}
+    return {"title": "on a GPU in bfloat16", "bar": None, "items": dict(items), "comparisons": rows}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -97,6 +97,24 @@ def test_a_misspelt_key_of_the_command_line_is_named_in_a_sentence(words, senten
         check(*words)
 
 
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("data.init_args.validation", "ValidationConfig"),
+        ("model.init_args.optimizer", "OptimizerConfig"),
+        ("model.init_args.policy.init_args.language_model", "LanguageModelConfig"),
+    ],
+)
+def test_settings_that_cannot_be_null_are_named_in_a_sentence(key, name):
+    words = ["fit", "--config", "frozen_lake/grpo.yaml", f"--{key}", "null"]
+    with pytest.raises(ValueError, match=rf"^{key} is null; it must be a mapping with the keys of {name}, or be left"):
+        check_keys(words)
+
+
+def test_settings_that_may_be_null_are_left_to_the_parser():
+    check_keys(["fit", "--config", "frozen_lake/grpo.yaml", "--model.init_args.policy.init_args.value_head", "null"])
+
+
 def test_a_last_option_without_value_is_left_to_the_parser():
     check("--trainer.max_epochs")
 
