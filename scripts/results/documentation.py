@@ -4,9 +4,8 @@ The text between ``<!-- table: KIND WORD ... -->`` and ``<!-- end table -->`` of
 kinds are:
 
 - ``results PATTERN ...``: experiments whose file names match a pattern, with their commands.
-- ``headlines NAME ...``: experiments in short, with a link to their notebook.
+- ``headlines NAME ...``: results in short, with rows of :data:`results.headlines.HEADLINES`.
 - ``configs``: all configurations, with their results.
-- ``algorithms``: all algorithms, with their files.
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons of speed, or single ones, counted from 0.
 - ``phases``: shares of playing, reference, values and update in the time of collections.
 - ``credit NAME TOKENS [averaged]``: estimated advantages compared with exact ones, with a number of tokens per turn.
@@ -23,7 +22,6 @@ kinds are:
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -45,28 +43,13 @@ from lrl.search.tables import RULES, budget_table, gains_table, random_text, rea
 from lrl.search.tasks import NETWORKS, TASKS
 from results.boards import boards_table
 from results.credit_truth import credit_table
-from results.summaries import (
-    baselines_table,
-    figure_text,
-    lasting_table,
-    learning_table,
-    minutes_text,
-    pictures,
-    seeds_text,
-)
+from results.headlines import headlines_table
+from results.summaries import baselines_table, figure_text, lasting_table, learning_table, minutes_text, pictures
 
 Results = Mapping[str, dict[str, Any]]
 """Kept results by name."""
 
 _TABLE = re.compile(r"<!-- table: ([^>]*?) -->\n(.*?)<!-- end table -->", re.DOTALL)
-_ENVIRONMENTS = {
-    "babyai": "BabyAI-Text",
-    "boards": "FrozenLake and Sokoban",
-    "cartpole": "CartPole",
-    "frozen_lake": "FrozenLake",
-    "half_cheetah": "HalfCheetah",
-}
-"""Names of environments by the folder of their configurations."""
 
 
 def documentation_pages(root: Path) -> list[Path]:
@@ -116,14 +99,7 @@ def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _headlines(names: Sequence[str], results: Results, page: Path) -> str:
-    rows = []
-    for name in names:
-        result = _named(name, results)
-        config = _config_of(result)
-        kinds = ", ".join(_algorithm_and_policy(config))
-        cells = [_ENVIRONMENTS[config.parent.name], kinds, figure_text(result), seeds_text(result)]
-        rows.append([*cells, minutes_text(result), f"[notebook]({_link(_notebook(config), page)})"])
-    return markdown_table(["environment", "algorithm, policy", "result", "seeds", "minutes", "more"], rows)
+    return headlines_table(names, lambda name: _named(name, results), lambda target: _link(target, page))
 
 
 def _configs(words: Sequence[str], results: Results, page: Path) -> str:
@@ -166,16 +142,6 @@ def _same(content: Any, key: str, value: str) -> bool:
         return content is not None and float(content) == float(value)
     except (TypeError, ValueError):
         return str(content) == value
-
-
-def _algorithms(words: Sequence[str], results: Results, page: Path) -> str:
-    rows = []
-    for file in [*sorted(Path("lrl/algorithms").glob("[!_]*.py")), Path("lrl/search/module.py")]:
-        first = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or file.stem).partition("\n")[0]
-        document = Path("docs/algorithms") / ("prompted_search.md" if file.stem == "module" else f"{file.stem}.md")
-        name = f"[{first.rstrip('.')}]({_link(document, page)})" if document.exists() else first.rstrip(".")
-        rows.append([name, f"[`{file}`]({_link(file, page)})"])
-    return markdown_table(["algorithm", "file"], rows)
 
 
 def benchmark_table(comparisons: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> str:
@@ -343,12 +309,6 @@ def _config_of(result: dict[str, Any]) -> Path:
     return Path(found[1])
 
 
-def _algorithm_and_policy(config: Path) -> tuple[str, str]:
-    model = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]
-    names = [one["class_path"].rpartition(".")[2] for one in (model, model["init_args"]["policy"])]
-    return re.sub(r"(ValueHead)?Module$", "", names[0]), names[1]
-
-
 def _notebook(config: Path) -> Path:
     return Path("docs/experiments") / f"{config.parent.name}.md"
 
@@ -361,7 +321,6 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "results": _results,
     "headlines": _headlines,
     "configs": _configs,
-    "algorithms": _algorithms,
     "benchmarks": _benchmarks,
     "speed": _speed,
     "phases": _phases,

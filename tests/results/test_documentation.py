@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 from results.documentation import documentation_pages, fill_tables
+from results.headlines import HEADLINES
+from results.summaries import kept_results
 
 RUN = {"seed": 0, "minutes": 2.0, "curve": {"env_steps": [1], "val/return": [5.0]}}
 RESULT = {
@@ -24,10 +26,33 @@ def test_only_the_text_between_the_marks_is_replaced():
     assert fill_tables(Path("docs/a.md"), filled, {"r1": RESULT}) == filled
 
 
-def test_a_headline_names_environment_algorithm_and_policy_and_links_to_the_notebook():
-    filled = fill_tables(Path("README.md"), page("headlines r"), {"r": RESULT})
-    row = "| CartPole | PPO, MLPPolicy | return 5.000 | 1 | 2.0 | [notebook](docs/experiments/cartpole.md) |"
-    assert row in filled
+def headline(name, results):
+    return fill_tables(Path("README.md"), page(f"headlines {name}"), results).splitlines()[4]
+
+
+def test_a_headline_has_rounded_figures_with_their_seeds_beside_the_random_and_the_best_policy():
+    runs = [{**RUN, "curve": {"val/return": [value]}} for value in (460.3, 460.4)]
+    results = {
+        name: {**RESULT, "runs": runs[:count]}
+        for name, count in {"cartpole_ppo_mlp": 2, "cartpole_ppo_text": 1}.items()
+    }
+    for name, value in {"baselines_random": 21.83, "experts": 500.0}.items():
+        others = {"env_id": "Taxi-v4", "return_mean": 7.0}
+        results[name] = {"environments": [others, {"env_id": "CartPole-v1", "return_mean": value}]}
+    row = "[CartPole: return](docs/experiments/cartpole.md) | PPO | 22 | 500 | 460 (2 seeds) | 1.6M: 460 (1 seed) |"
+    assert headline("cartpole", results) == f"| {row}"
+
+
+def test_a_headline_of_frozen_lake_has_exact_bounds_and_says_what_was_not_run():
+    results = {"frozen_lake_grpo": {**RESULT, "runs": [{**RUN, "curve": {"val/return": [0.735]}}]}}
+    assert headline("frozen_lake", results).endswith("| 0.01 | 0.74 | not run | 1.6M: 0.74 (1 seed) |")
+
+
+def test_every_headline_has_its_results_and_its_notebook():
+    kept = kept_results(Path("assets/results"))
+    for name, one in HEADLINES.items():
+        assert name and (Path("docs/experiments") / f"{one.notebook}.md").exists()
+        assert headline(name, kept).count("|") == 7
 
 
 def test_every_configuration_has_a_row():
@@ -54,18 +79,12 @@ def test_a_result_with_other_settings_is_not_the_result_of_a_configuration(optio
     assert ("return 5.000" in row) == is_shown
 
 
-def test_every_algorithm_links_to_its_file():
-    filled = fill_tables(Path("README.md"), page("algorithms"), {})
-    assert (
-        "[`lrl/algorithms/sft.py`](lrl/algorithms/sft.py)" in filled and "docs/algorithms/prompted_search.md" in filled
-    )
-
-
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
         ("nonsense", "must be one of results"),
-        ("headlines missing", "a file of assets/results"),
+        ("headlines missing", "must be one of frozen_lake, "),
+        ("headlines cartpole", "a file of assets/results"),
         ("results x", "no file of assets/results matches"),
     ],
 )
