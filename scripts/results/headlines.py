@@ -47,6 +47,18 @@ def evaluated(name: str, env_id: str, figure: str) -> Read:
     return read
 
 
+def cells(name: str) -> Read:
+    """Return the cell of a table of ``lrl success_table``: its mean success rate, and the number of its checkpoints."""
+
+    def read(kept: Callable[[str], dict[str, Any]]) -> str:
+        report = kept(name)["environments"]
+        checkpoints = len({row["policy"] for row in report})
+        mean = rounded(float(np.mean([row["success_rate"] for row in report])))
+        return f"{mean} ({checkpoints} seeds)" if checkpoints > 1 else mean
+
+    return read
+
+
 def exact(success: Callable[[Lake], float]) -> Read:
     """Return the cell of a policy on FrozenLake's 4x4 map, whose probability of success is computed."""
     return lambda kept: rounded(success(lakes_of(GymnasiumEnvs("FrozenLake-v1"))[0]))
@@ -84,29 +96,18 @@ class Headline:
     """A language model."""
 
 
-_LAKE = {"random": exact(_random_success), "best": exact(lambda lake: lake.best_stationary), "network": None}
-_BABYAI = "lrl/BabyAI-MixedTrainLocal-v0"
-_BABYAI_BOUNDS = {
-    "random": evaluated("babyai_mixed_random", _BABYAI, "success_rate"),
-    "best": evaluated("babyai_mixed_bot", _BABYAI, "success_rate"),
-}
+_BABYAI_BOUNDS = {"random": cells("babyai_mixed_random"), "best": cells("babyai_mixed_bot")}
 
 HEADLINES: Mapping[str, Headline] = {
     "frozen_lake": Headline(
         task="FrozenLake 4x4, slippery: success",
         algorithm="GRPO, rewards from Q-values",
         notebook="frozen_lake",
-        **_LAKE,
+        random=exact(_random_success),
+        best=exact(lambda lake: lake.best_stationary),
+        network=None,
         size="1.6M",
         language_model=trained("frozen_lake_grpo"),
-    ),
-    "frozen_lake_smollm2": Headline(
-        task="FrozenLake 4x4, slippery: success",
-        algorithm="GRPO, rewards from Q-values",
-        notebook="smollm2",
-        **_LAKE,
-        size="135M",
-        language_model=trained("frozen_lake_grpo_smollm2"),
     ),
     "cartpole": Headline(
         task="CartPole: return",
@@ -118,8 +119,18 @@ HEADLINES: Mapping[str, Headline] = {
         size="1.6M",
         language_model=trained("cartpole_ppo_text"),
     ),
+    "babyai_zero_shot": Headline(
+        task="BabyAI-Text, no distractors: success",
+        algorithm="PPO, no demonstrations",
+        notebook="smollm2",
+        random=cells("babyai_empty_rooms_random"),
+        best=cells("babyai_empty_rooms_bot"),
+        network=None,
+        size="135M",
+        language_model=cells("babyai_zero_shot_smollm2_cells"),
+    ),
     "babyai_reward_alone": Headline(
-        task="BabyAI-Text: success",
+        task="BabyAI-Text, 0 to 5 distractors: success",
         algorithm="PPO, no demonstrations",
         notebook="lasting",
         **_BABYAI_BOUNDS,
@@ -128,7 +139,7 @@ HEADLINES: Mapping[str, Headline] = {
         language_model=trained("babyai_reward_alone"),
     ),
     "babyai_demonstrations": Headline(
-        task="BabyAI-Text: success",
+        task="BabyAI-Text, 0 to 5 distractors: success",
         algorithm="SFT on 200 episodes, then PPO",
         notebook="smollm2",
         **_BABYAI_BOUNDS,
