@@ -172,13 +172,15 @@ class SaveRunConfig(SaveConfigCallback):
             checkpoint["lrl"]["lengths"] = self.run_directory.lengths()
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Write the configuration to the run directory, and pass it to loggers that store it elsewhere."""
+        """Write the configuration to the run directory, and pass it to the other loggers."""
         path = Path(trainer.default_root_dir) / "config.yaml"  # Lightning would take the folder of the first logger
         self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
-        config = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        text = self.parser.dump(self.config, skip_none=False)
         for logger in trainer.loggers:
-            if not isinstance(logger, (CSVLogger, TensorBoardLogger)):
-                logger.log_hyperparams(config)
+            if isinstance(logger, TensorBoardLogger):  # log_hyperparams writes only hparams.yaml
+                logger.experiment.add_text("config", f"```yaml\n{text}\n```")
+            if not isinstance(logger, CSVLogger):
+                logger.log_hyperparams(yaml.safe_load(text))
 
 
 class LRLCLI(LightningCLI):

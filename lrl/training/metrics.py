@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from lrl.functional.distributed import all_gather_objects
@@ -168,3 +169,35 @@ def log_row(logger: Logger, row: Mapping[str, float], step: int) -> None:
     prefix = f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}" if logger._prefix else ""
     values = [Summary.Value(tag=prefix + name, simple_value=value) for name, value in row.items()]
     logger.experiment._get_file_writer().add_summary(Summary(value=values), step)
+
+
+def log_transcripts(loggers: Iterable[Logger], text: str, step: int) -> None:
+    """Log episodes as text to TensorBoard, and as a table to Weights & Biases; other loggers get nothing.
+
+    Args:
+        loggers: loggers of the trainer.
+        text: the episodes.
+        step: index of the collection.
+    """
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text("transcripts", f"```\n{text}\n```", step)
+        elif isinstance(logger, WandbLogger):
+            logger.log_table("transcripts", columns=["collection", "episode"], data=[[step, text]])
+
+
+def log_figure(loggers: Iterable[Logger], path: Path, step: int) -> None:
+    """Log a PNG file to TensorBoard and Weights & Biases; other loggers get nothing.
+
+    Args:
+        loggers: loggers of the trainer.
+        path: the file.
+        step: number of optimiser steps.
+    """
+    from matplotlib.image import imread
+
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_image(path.stem, imread(path)[..., :3], step, dataformats="HWC")
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(path.stem, images=[str(path)])

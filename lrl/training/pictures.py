@@ -21,6 +21,7 @@ from lrl.functional.distributed import unsharded
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
+from lrl.training.metrics import log_figure
 from lrl.types import Rollout
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 class PolicyPicture(L.Callback):
     """Writes ``policy.png`` (on FrozenLake only) and ``learning_curve.png`` at the end of training.
 
-    The learning curve shows the success rates that the run has logged against env steps.
+    The learning curve shows the success rates that the run has logged against env steps. TensorBoard and Weights &
+    Biases get the pictures as well.
 
     Args:
         samples: number of responses per state, sampled at temperature 1, whose frequencies are drawn.
@@ -53,6 +55,8 @@ class PolicyPicture(L.Callback):
                 baselines["optimum"] = lake.optimum
         if trainer.is_global_zero:
             self._draw_curve(trainer, baselines, folder)
+            for path in filter(Path.exists, (folder / "policy.png", folder / "learning_curve.png")):
+                log_figure(trainer.loggers, path, trainer.global_step)
 
     def _draw_policy(self, trainer: L.Trainer, pl_module: L.LightningModule, lake: Lake, folder: Path) -> None:
         greedy, sampled = _evaluated(trainer, pl_module, lake, self.samples)

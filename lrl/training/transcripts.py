@@ -12,6 +12,7 @@ import lightning as L
 
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
+from lrl.training.metrics import log_transcripts
 from lrl.types import Rollout
 
 
@@ -19,8 +20,9 @@ from lrl.types import Rollout
 class Transcripts(L.Callback):
     """Writes some episodes of every n-th collection to ``transcripts.jsonl`` and ``transcripts.txt``.
 
-    They are written after training on the collection. A checkpoint within a collection contains them, because a resumed
-    run trains on the stored turns without playing the episodes again.
+    TensorBoard and Weights & Biases get the text as well. The episodes are written after training on the collection. A
+    checkpoint within a collection contains them, because a resumed run trains on the stored turns without playing the
+    episodes again.
 
     Args:
         every_n_collections: one in this many collections is written, beginning with the first.
@@ -48,6 +50,8 @@ class Transcripts(L.Callback):
         collection, episodes = self._current()
         if collection == trainer.current_epoch:
             write_episodes(Path(trainer.default_root_dir), collection, episodes)
+            pages = "".join(readable(collection, episode) for episode in episodes)
+            log_transcripts(trainer.loggers, pages, collection)
             self._written = collection
         elif not self._logged:
             logging.getLogger("lrl").info("no transcripts: this run trains on demonstrations, not on rollouts")

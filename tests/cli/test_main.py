@@ -180,7 +180,8 @@ def test_a_missing_accelerator_is_named(monkeypatch):
 
 
 def test_a_run_directory_belongs_to_one_launch(tmp_path, monkeypatch):
-    monkeypatch.delenv("LRL_RUN_DIRECTORY", raising=False)
+    monkeypatch.setenv("LRL_RUN_DIRECTORY", "")  # so that its absence is restored
+    monkeypatch.delenv("LRL_RUN_DIRECTORY")
     monkeypatch.chdir(tmp_path)
     run = RunDirectory.create(None, "frozen_lake/grpo", 3).path
     assert run.parent == tmp_path / "runs" / "frozen_lake" / "grpo" and run.name.endswith("-seed3")
@@ -188,7 +189,6 @@ def test_a_run_directory_belongs_to_one_launch(tmp_path, monkeypatch):
     monkeypatch.delenv("LRL_RUN_DIRECTORY")
     with pytest.raises(ValueError, match="not empty"):
         RunDirectory.create(str(run), "frozen_lake/grpo", 3)
-    monkeypatch.delenv("LRL_RUN_DIRECTORY", raising=False)
 
 
 def test_an_experiment_is_named_by_its_file_not_by_an_overlay():
@@ -279,6 +279,8 @@ def test_a_run_writes_its_records(launched):
     (folder, _), (said, _), called = launched
     assert not called
     assert {"config.yaml", "metrics.csv", "run.log", "commit.txt", "checkpoints"} <= set(os.listdir(folder))
+    (events,) = folder.glob("events.out.tfevents.*")
+    assert "GRPOModule" in (folder / "hparams.yaml").read_text() and b"GRPOModule" in events.read_bytes()
     for noise in ("Tip", "Warning", "deprecated", "litlogger", "GPU available"):
         assert noise not in said and noise not in (folder / "run.log").read_text()
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
+from matplotlib.image import imsave
 from network_runs import KEYS
 from network_runs import network as mlp
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -13,7 +14,7 @@ from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.reward_model import RewardModelModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
-from lrl.training.metrics import MetricMeans, log_row
+from lrl.training.metrics import MetricMeans, log_figure, log_row, log_transcripts
 from lrl.training.optimizer import OptimizerConfig
 
 
@@ -288,3 +289,33 @@ def test_initial_weights_without_a_seed_of_their_own_are_the_same_on_one_rank_an
         module.configure_model()
         weights.append(policy.actor[0].weight)
     assert torch.equal(*weights)
+
+
+class RecordedWandbLogger(WandbLogger):
+    """Records what it is given, and starts no run."""
+
+    def __init__(self):
+        self.given = []
+
+    def log_table(self, *args, **options):
+        self.given.append((args, options))
+
+    def log_image(self, *args, **options):
+        self.given.append((args, options))
+
+
+def test_transcripts_and_pictures_reach_tensorboard_and_weights_and_biases(tmp_path):
+    board, wandb = TensorBoardLogger(tmp_path, name="", version=""), RecordedWandbLogger()
+    loggers = [CSVLogger(tmp_path), board, wandb]
+    imsave(tmp_path / "policy.png", np.linspace(0, 1, 48).reshape(4, 4, 3))
+    log_transcripts(loggers, "=== collection 10", 10)
+    log_figure(loggers, tmp_path / "policy.png", 7)
+    board.experiment.flush()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    (text,), (picture,) = events.Tensors("transcripts/text_summary"), events.Images("policy")
+    assert (text.step, picture.step, picture.width) == (10, 7, 4)
+    assert b"=== collection 10" in text.tensor_proto.string_val[0]
+    assert wandb.given == [
+        (("transcripts",), {"columns": ["collection", "episode"], "data": [[10, "=== collection 10"]]}),
+        (("policy",), {"images": [str(tmp_path / "policy.png")]}),
+    ]
