@@ -49,11 +49,12 @@ class ChatTemplate:
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        chat_template: ``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file.
+        chat_template: ``auto`` (the tokenizer's own, or ``plain`` if it has none), ``plain``, ``content``, ``chatml``
+            or the path of a Jinja file.
 
     Raises:
-        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is not an existing file,
-            fails, or leaves out the user's message.
+        ValueError: If ``chat_template`` is ``auto`` for a tokenizer with several templates and no default, is not an
+            existing file, fails, or leaves out the user's message.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str) -> None:
@@ -195,11 +196,17 @@ def _template_text(tokenizer: Any, chat_template: str) -> str:
     if chat_template in built_in:
         return built_in[chat_template]
     if chat_template == "auto":
+        if not tokenizer.chat_template:
+            logging.getLogger("lrl").warning(
+                "language_model.chat_template is 'auto', but this tokenizer has no chat template; 'plain' is used, "
+                "which writes roles as words."
+            )
+            return PLAIN
         try:
             return tokenizer.get_chat_template()
-        except ValueError as error:  # there is none, or there are several of which none is the default
+        except ValueError as error:
             raise ValueError(
-                "language_model.chat_template is 'auto', but this tokenizer has no default chat template; "
+                "language_model.chat_template is 'auto', but this tokenizer has several chat templates and no default; "
                 f"it must be {OTHER_TEMPLATES}."
             ) from error
     file = Path(resolve(chat_template))

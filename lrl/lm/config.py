@@ -69,7 +69,8 @@ class LanguageModelConfig:
     """Initialise the embeddings of numbers of up to three digits so that neighbouring numbers have similar embeddings,
     as in pretrained models; for models with random weights or little pretraining, such as ``assets/tiny-lm``."""
     chat_template: str = "auto"
-    """``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file."""
+    """``auto`` (the tokenizer's own, or ``plain`` if it has none), ``plain``, ``content``, ``chatml`` or the path of a
+    Jinja file."""
     trust_remote_code: bool = False
     """Run code from the model's repository."""
     share_prompts: bool = True

@@ -30,13 +30,14 @@ class ChatTokenizer:
 
     Args:
         tokenizer: a fast Hugging Face tokenizer.
-        chat_template: ``auto`` (the tokenizer's own), ``plain``, ``content``, ``chatml`` or the path of a Jinja file.
+        chat_template: ``auto`` (the tokenizer's own, or ``plain`` if it has none), ``plain``, ``content``, ``chatml``
+            or the path of a Jinja file.
         end_ids: tokens that end a response, besides those of the tokenizer and the template.
 
     Raises:
-        ValueError: If ``chat_template`` is ``auto`` for a tokenizer without a template, is not an existing file, fails,
-            leaves out a message or ends a prompt with an end token; or if the tokenizer has neither a padding token nor
-            an end token.
+        ValueError: If ``chat_template`` is ``auto`` for a tokenizer with several templates and no default, is not an
+            existing file, fails, leaves out a message or ends a prompt with an end token; or if the tokenizer has
+            neither a padding token nor an end token.
     """
 
     def __init__(self, tokenizer: Any, chat_template: str = "auto", end_ids: Iterable[int] = ()) -> None:

@@ -34,12 +34,14 @@ def disturb(model, size=0.3):
                 weight.add_(size * torch.randn_like(weight))
 
 
-def test_a_base_model_without_a_template_must_be_given_one(folders, tmp_path):
+def test_a_base_model_without_a_template_uses_plain_and_says_so(tmp_path, caplog):
     folder = Path(save_tiny_model(tmp_path / "gpt2", "gpt2"))
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(ValueError, match="chat_template is 'auto'.*plain, content, chatml"):
-        load(str(folder))
-    assert load(str(folder), chat_template="plain").tokenizer is not None
+    messages = [{"role": "user", "content": "row 1"}]
+    plain = load(str(folder), chat_template="plain").tokenizer.encode_chat(messages)
+    assert not caplog.records
+    assert load(str(folder)).tokenizer.encode_chat(messages) == plain
+    assert "this tokenizer has no chat template" in caplog.text
 
 
 def test_activations_that_are_computed_again_change_no_gradient_and_need_no_dropout(folders):

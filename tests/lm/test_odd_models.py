@@ -236,8 +236,7 @@ def test_tags_in_an_observation_remain_tokens(saved):
         ),
         (odd.BROKEN, None, r"chat_template fails for messages of user \(TypeError: can only concatenate.*; it must be"),
         ("{% for m in", None, r"chat_template fails for messages of user \(TemplateSyntaxError"),
-        (None, None, "chat_template is 'auto', but this tokenizer has no default chat template"),
-        ({"rag": odd.CHATML, "tool": odd.CHATML}, None, "chat_template is 'auto', but this tokenizer has no default"),
+        ({"rag": odd.CHATML, "tool": odd.CHATML}, None, "chat_template is 'auto', but this tokenizer has several"),
         (odd.CHATML, "{", r"generation_config\.json is damaged \("),
         (
             odd.CHATML,

@@ -48,8 +48,13 @@ def test_auto_takes_the_own_template_of_the_tokenizer_and_opens_the_answer(chat:
     )
 
 
-def test_auto_without_a_template_names_the_others(tokenizer: Any) -> None:
+def test_auto_without_a_template_is_plain(tokenizer: Any) -> None:
     tokenizer.chat_template = None
+    assert text(ChatTokenizer(tokenizer)) == "Play.\n\nuser: row 1\nassistant:"
+
+
+def test_auto_with_several_templates_and_no_default_names_the_others(tokenizer: Any) -> None:
+    tokenizer.chat_template = {"rag": GEMMA, "tool": GEMMA}
     with pytest.raises(ValueError, match=r"chat_template is 'auto'.*plain, content, chatml or the path"):
         ChatTokenizer(tokenizer)
 
