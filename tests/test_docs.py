@@ -2,10 +2,12 @@
 
 import importlib.util
 import re
+import tomllib
 import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path("docs").resolve()
 PAGES = sorted(page for page in ROOT.rglob("*.md") if "```python\n" in page.read_text(encoding="utf-8"))
@@ -35,6 +37,13 @@ def test_the_readme_is_a_front_page():
     text = Path("README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 130
     assert all("\\\n" not in block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL))
+
+
+def test_the_citation_has_the_version_of_the_package():
+    citation = yaml.safe_load(Path("CITATION.cff").read_text(encoding="utf-8"))
+    project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
 
 
 def test_links_between_files_lead_somewhere():

@@ -6,6 +6,7 @@ episodes continue in the next collection (:class:`FixedHorizonCollector`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,37 @@ from lrl.types import History, PastTurn, RandomKeys, Rollout, TurnBatch
 
 if TYPE_CHECKING:
     from lrl.training.gradient_module import GradientModule
+
+
+_MANY_TURNS = 512
+"""Turns of a collection from which a single optimiser step is probably not intended."""
+_MANY_COLLECTIONS = 20
+"""Collections of a run from which a validation after each is probably not intended."""
+
+
+def slow_settings(trainer: L.Trainer, module: L.LightningModule, data: RolloutDataModule) -> list[str]:
+    """Return warnings of settings with which a run learns slowly or mostly validates.
+
+    Args:
+        trainer: trainer of the run.
+        module: module that is trained; one with its own optimisation, such as TRPO, needs one minibatch.
+        data: data module of the run.
+    """
+    warnings = []
+    turns = data.num_groups * data.group_size * (data.num_steps or 1)
+    if data.num_epochs * data.num_minibatches == 1 and turns >= _MANY_TURNS and module.automatic_optimization:
+        warnings.append(
+            f"a collection of at least {turns} turns is one optimiser step, because data.num_epochs and "
+            "data.num_minibatches are 1; higher values train more on each collection."
+        )
+    collections, episodes = trainer.max_epochs or -1, data.validation.episodes
+    validates = trainer.limit_val_batches != 0 and episodes > 0 and trainer.check_val_every_n_epoch == 1
+    if validates and not 0 <= collections < _MANY_COLLECTIONS:
+        warnings.append(
+            f"{episodes} held-out episodes are played after every collection, because "
+            "trainer.check_val_every_n_epoch is 1; a higher value takes less time."
+        )
+    return warnings
 
 
 @register
@@ -63,6 +95,12 @@ class VectorEnvRollouts(L.Callback):
             )
         num_envs = data.num_groups // trainer.world_size * data.group_size
         self.envs = data.env.make(num_envs, pl_module.policy.response_format)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
+        """Warn of defaults with which a run learns slowly or mostly validates."""
+        if trainer.is_global_zero:
+            for text in slow_settings(trainer, pl_module, self.data):
+                logging.getLogger("lrl").warning(text)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
         """End a resumed run at once if its budget of environment steps is spent, and no collection is left to train."""

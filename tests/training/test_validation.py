@@ -4,9 +4,11 @@ import pytest
 from tiny_runs import from_settings, make_trainer
 
 from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.trpo import TRPOModule
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
+from lrl.training.collect import slow_settings
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,34 @@ def test_a_run_validates_when_its_budget_of_turns_is_used_up(tmp_path, every, ep
     trainer.fit(PPOValueHeadModule(MLPPolicy((4,), init_seed=0)), datamodule=data)
     rows = [row for _, row in trainer.logger.rows]
     assert [row["clock/env_steps"] for row in rows if "val/return" in row] == validated
+
+
+@pytest.mark.parametrize(
+    ("sizes", "trainer", "words"),
+    [
+        ({"num_steps": 256}, {}, ["512 turns is one optimiser step"]),
+        ({"num_steps": 255}, {}, []),
+        ({"num_steps": 256, "num_minibatches": 2}, {}, []),
+        ({"num_steps": 256, "num_epochs": 2}, {}, []),
+        ({"num_steps": 4}, {"limit_val_batches": 1.0, "max_epochs": 20}, ["after every collection"]),
+        ({"num_steps": 4}, {"limit_val_batches": 1.0, "max_epochs": -1}, ["after every collection"]),
+        ({"num_steps": 4}, {"limit_val_batches": 1.0, "max_epochs": 19}, []),
+        ({"num_steps": 4}, {"limit_val_batches": 1.0, "max_epochs": 20, "check_val_every_n_epoch": 2}, []),
+        ({"num_steps": 4}, {"max_epochs": 20}, []),
+    ],
+)
+def test_settings_with_which_a_run_learns_slowly_or_mostly_validates_are_named(tmp_path, sizes, trainer, words):
+    data = from_settings(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), num_envs=2, **sizes)
+    found = slow_settings(make_trainer(tmp_path, **trainer), PPOValueHeadModule(MLPPolicy((4,))), data)
+    assert len(found) == len(words) and all(word in text for word, text in zip(words, found, strict=True))
+
+
+def test_trpo_needs_one_minibatch_and_gets_no_warning(tmp_path):
+    data = from_settings(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), num_envs=2, num_steps=256)
+    assert not slow_settings(make_trainer(tmp_path), TRPOModule(MLPPolicy((4,))), data)
+
+
+def test_a_run_logs_its_slow_settings(tmp_path, caplog):
+    data = from_settings(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), num_envs=2, num_steps=256)
+    make_trainer(tmp_path, max_epochs=1).fit(PPOValueHeadModule(MLPPolicy((4,), init_seed=0)), datamodule=data)
+    assert "a collection of at least 512 turns is one optimiser step" in caplog.text
