@@ -1,7 +1,8 @@
-"""Shipped models and configurations, names of replaced run directories, and complete writing of text files."""
+"""Shipped files, names of replaced run directories, complete writing of text files, and optional packages."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -91,3 +92,18 @@ def write_whole(path: str | Path, newline: str | None = None) -> Iterator[TextIO
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def require(package: str, extra: str, user: str) -> None:
+    """Check that an optional package is installed.
+
+    Args:
+        package: name of the package, as in an import statement.
+        extra: the extra of lrl that installs it.
+        user: what needs the package, as the subject of the error message.
+
+    Raises:
+        ValueError: If the package is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{user} needs the package {package}, which is not installed; run pip install 'lrl[{extra}]'.")

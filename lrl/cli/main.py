@@ -30,7 +30,7 @@ from lrl.cli.program import run_of
 from lrl.cli.run_directory import RunDirectory, append_rows, experiment_name, log_to
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.evaluation.load import checkpoint_file
-from lrl.files import resolve_config, shipped
+from lrl.files import require, resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
 from lrl.registry import enable_short_names, short_name
@@ -303,11 +303,16 @@ class LRLCLI(LightningCLI):
             check_ours(Path(config.ckpt_path))
             run = run_of(config.ckpt_path)
             origin = run if configs and Path(configs[0]).resolve() == run / "config.yaml" else None
+        if config.trainer.strategy == "fsdp":
+            config.trainer.strategy = fsdp2()
+            logging.getLogger("lrl").info("trainer.strategy fsdp: the weights are sharded by FSDP2")
         check_settings(config.trainer, self.subcommand)
         if isinstance(config.trainer.logger, Namespace):
             config.trainer.logger = [config.trainer.logger]
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
         for logger in loggers:
+            if "WandbLogger" in logger.class_path:
+                require("wandb", "wandb", "trainer.logger WandbLogger")
             if "WandbLogger" in logger.class_path and not logger.init_args.get("offline"):
                 check_wandb_login()
         trains = self.subcommand in (None, "fit")
@@ -426,6 +431,16 @@ def _seed(value: Any) -> int:
         raise ValueError(f"seed_everything is {value}; it must be a number, so that the run can be repeated.")
     check_seed("seed_everything", int(value), maximum=2**32 - 1)  # the range of NumPy's and Lightning's seeds
     return int(value)
+
+
+def fsdp2() -> Namespace:
+    """Return the settings of FSDP2, which are those of ``configs/overlays/fsdp.yaml``.
+
+    Lightning's strategy ``fsdp`` is FSDP1, under which each rank sees only a part of the norm of the gradient.
+    """
+    overlay = yaml.safe_load(Path(str(shipped("configs/overlays/fsdp.yaml"))).read_text())["trainer"]["strategy"]
+    path = f"lightning.pytorch.strategies.{overlay['class_path']}"
+    return Namespace(class_path=path, init_args=Namespace(overlay["init_args"]))
 
 
 def set_data_parallel_size(trainer: L.Trainer) -> None:

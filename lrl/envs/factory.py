@@ -21,6 +21,7 @@ from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv, SuccessAt, close_env, reason_of, shown
 from lrl.envs.processes import SeparateEnvs, SupervisedAsyncVectorEnv
 from lrl.envs.text import TextEnv
+from lrl.files import require
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 
@@ -220,9 +221,11 @@ def _spec(id: str) -> EnvSpec:
     """Return a copy of a registered specification, with a time limit.
 
     Raises:
-        ValueError: If no environment is registered under this name.
+        ValueError: If no environment is registered under this name, or its package is not installed.
     """
     module, _, name = id.rpartition(":")
+    if "BabyAI-" in id or "MiniGrid-" in id:
+        require("minigrid", "babyai", f"env.id {id}")
     try:
         if module:
             importlib.import_module(module)

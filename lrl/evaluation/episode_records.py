@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from gymnasium.vector import VectorEnv
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.envs.native import close_env, shown
 from lrl.envs.text import text_of
+from lrl.files import require
 from lrl.policies.actor import Actor
 from lrl.ranges import check_seed
 from lrl.rollouts.runner import EnvRunner
@@ -135,8 +135,7 @@ def record_video(
         ValueError: If the environment cannot be rendered, or no video can be written.
     """
     for name in ("imageio", "imageio_ffmpeg"):
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"capture_video needs {name}, which is not installed; pip install 'lrl[video]'.")
+        require(name, "video", "capture_video")
     turns = list(watch_episode(policy, env_factory, index, seed, sampling, "rgb_array"))
     write_video([np.asarray(turn.picture) for turn in turns], path, _metadata(env_factory).get("render_fps", 10))
     return len(turns)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lrl.files import resolve
+from lrl.files import require, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ def sources(name: str) -> tuple[str, dict[str, Any]]:
     where = locate(name)
     if not is_gguf(where):
         return where, {}
+    require("gguf", "gguf", f"language_model.name {name}, a GGUF file,")
     file = Path(where).absolute()
     return str(file.parent), {"gguf_file": str(file)}
 

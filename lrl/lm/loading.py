@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import logging
 import math
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lrl.files import require
 from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import bare
 from lrl.lm.config import DTYPES, LanguageModelConfig
@@ -109,11 +109,7 @@ def forget_quantisation(model: Any) -> Any:
 def _quantization(config: LanguageModelConfig) -> Any:
     if config.quantization is None:
         return None
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError(
-            f"language_model.quantization is {config.quantization!r}, which needs the package bitsandbytes; install "
-            "it, or set quantization null."
-        )
+    require("bitsandbytes", "qlora", f"language_model.quantization {config.quantization}")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # advises optional kernels on import
     from transformers import BitsAndBytesConfig
 
@@ -378,11 +374,7 @@ def fuse_kernels(language_model: LanguageModel) -> None:
             f"language_model.liger_kernels is true, but the weights are on {language_model.device.type!r}; it must be "
             "false, or trainer.accelerator gpu."
         )
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise ValueError(
-            "language_model.liger_kernels is true, which needs the package liger-kernel; install it by "
-            "`pip install 'lrl[liger]'`, or set liger_kernels false."
-        )
+    require("liger_kernel", "liger", "language_model.liger_kernels")
     from liger_kernel.transformers import _apply_liger_kernel_to_instance  # pyright: ignore[reportMissingImports]
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN  # pyright: ignore[reportMissingImports]
 

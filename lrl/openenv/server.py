@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import json
 import socket
 import uuid
@@ -16,6 +15,7 @@ import gymnasium as gym
 from lrl.addresses import is_loopback
 from lrl.codecs.codec import TextCodec
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.files import require
 
 if TYPE_CHECKING:
     import uvicorn
@@ -378,8 +378,7 @@ def require_extra() -> None:
         ValueError: If one of these packages is not installed.
     """
     for name in ("starlette", "uvicorn", "websockets"):
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"OpenEnv needs {name}, which is not installed; pip install 'lrl[openenv]'.")
+        require(name, "openenv", "OpenEnv")
 
 
 async def _received(websocket: WebSocket) -> str:

@@ -5,7 +5,6 @@ These are random search, augmented random search, CMA-ES and the cross-entropy m
 
 from __future__ import annotations
 
-import importlib.util
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
+from lrl.files import require
 from lrl.ranges import ClosedUnitInterval, LeftOpenUnitInterval, PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
 
@@ -375,8 +375,7 @@ class CMAES(GenerationSearcher):
         Raises:
             ValueError: If the package ``cmaes`` is not installed.
         """
-        if importlib.util.find_spec("cmaes") is None:
-            raise ValueError("searcher is CMAES, which needs the package cmaes; run pip install 'lrl[search]'.")
+        require("cmaes", "search", "searcher CMAES")
         super().setup(space, seed, num_iterations)
 
     def begin(self, start: np.ndarray) -> None:

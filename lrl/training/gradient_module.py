@@ -392,9 +392,7 @@ class GradientModule(PolicyModule, ABC):
         if not isinstance(self.run_data, RolloutDataModule):
             self.optimizer.require_fixed_rate()
         if isinstance(self.trainer.strategy, FSDPStrategy):
-            raise ValueError(
-                "trainer.strategy is 'fsdp'; it must be lightning.pytorch.strategies.ModelParallelStrategy (FSDP2)."
-            )
+            raise ValueError("trainer.strategy is FSDPStrategy (FSDP1); it must be fsdp, which selects FSDP2.")
         if self.policy.trunk is not None:
             fuse_kernels(self.policy.trunk.language_model)
 

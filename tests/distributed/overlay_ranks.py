@@ -27,7 +27,11 @@ def work(rank, root, ports):
     for overlay, port in zip(OVERLAYS, ports, strict=True):
         os.environ.pop("LRL_RUN_DIRECTORY", None)
         os.environ |= {"LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        configs = ["--config", "configs/frozen_lake/grpo.yaml", "--config", f"overlays/{overlay}.yaml"]
+        configs = ["--config", "configs/frozen_lake/grpo.yaml"]
+        if overlay == "fsdp":  # the name selects the settings of the overlay
+            configs.append("--trainer.strategy=fsdp")
+        else:
+            configs += ["--config", f"overlays/{overlay}.yaml"]
         settings = [f"--{name}={value}" for name, value in SMALL.items()]
         sys.argv = ["lrl", "fit", *configs, *settings, f"--run_directory={root}/{overlay}"]
         runpy.run_module("lrl", run_name="__main__", alter_sys=False)

@@ -193,7 +193,7 @@ def test_an_address_in_use_raises_one_sentence():
 def test_a_missing_extra_raises_one_sentence(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(
-        ValueError, match=r"OpenEnv needs uvicorn, which is not installed; pip install 'lrl\[openenv\]'"
+        ValueError, match=r"OpenEnv needs the package uvicorn, which is not installed; run pip install 'lrl\[openenv\]'"
     ):
         server.make_app(GymnasiumEnvs("FrozenLake-v1"))
 

@@ -198,5 +198,5 @@ def test_settings_out_of_range_raise_one_sentence(monkeypatch):
     with pytest.raises(ValueError, match="searcher.elite_share is 0"):
         CrossEntropyMethod(elite_share=0.0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package cmaes; run pip install 'lrl\[search\]'."):
+    with pytest.raises(ValueError, match=r"^searcher CMAES needs the package cmaes, which .*\[search\]'\.$"):
         CMAES().setup(REAL, 0, 400)
