@@ -1,6 +1,7 @@
 """Configuration of Sphinx for ``make docs``. The build needs no network."""
 
 import sys
+from importlib.metadata import metadata
 from importlib.metadata import version as version_of
 from pathlib import Path
 
@@ -18,8 +19,8 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.linkcode",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "mathml",
     "source_links",
     "api_pages",
 ]
@@ -31,6 +32,15 @@ html_title = "lrl"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["lrl.css"]
+html_js_files = ["copy.js"]
+html_logo = html_favicon = "_static/lrl.svg"
+html_search_scorer = str(HERE / "_static/scorer.js")
+html_math_renderer = "mathml"
+# The package's metadata has the address of the repository, if it is published.
+urls = dict(url.split(", ") for url in metadata("lrl").get_all("Project-URL") or ())
+html_theme_options = {"source_repository": urls["Repository"]} if "Repository" in urls else {}
+if html_theme_options:
+    html_theme_options |= {"source_branch": "main", "source_directory": "docs/"}
 
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3

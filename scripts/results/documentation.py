@@ -3,7 +3,7 @@
 The text between ``<!-- table: KIND WORD ... -->`` and ``<!-- end table -->`` of a page is replaced by a table. The
 kinds are:
 
-- ``results PATTERN ...``: experiments whose file names match a pattern, with their commands.
+- ``results PATTERN ...``: experiments whose file names match a pattern, a table per environment, with their commands.
 - ``headlines NAME ...``: results in short, with rows of :data:`results.headlines.HEADLINES`.
 - ``configs``: all configurations, with their results.
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons of speed, or single ones, counted from 0.
@@ -18,6 +18,8 @@ kinds are:
 - ``search_exact NAME``: exact success on FrozenLake of the tables that these searches chose.
 - ``search_gains NAME``: returns of the language model in these searches minus those of random search.
 - ``synthetic NAME ...``: results of ``lrl synthetic_search --json``.
+
+A table with more than :data:`MOST_COLUMNS` columns is split into several.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +47,35 @@ from lrl.search.tasks import NETWORKS, TASKS
 from results.boards import boards_table
 from results.credit_truth import credit_table
 from results.headlines import headlines_table
-from results.summaries import baselines_table, figure_text, lasting_table, learning_table, minutes_text, pictures
+from results.summaries import (
+    baselines_table,
+    commands_list,
+    figure_text,
+    folded,
+    lasting_table,
+    learning_table,
+    minutes_text,
+    pictures,
+)
 
 Results = Mapping[str, dict[str, Any]]
 """Kept results by name."""
 
 _TABLE = re.compile(r"<!-- table: ([^>]*?) -->\n(.*?)<!-- end table -->", re.DOTALL)
+_ENVIRONMENTS = {
+    "babyai": "BabyAI-Text",
+    "boards": "FrozenLake and Sokoban",
+    "cartpole": "CartPole",
+    "frozen_lake": "FrozenLake",
+    "half_cheetah": "HalfCheetah",
+}
+"""Names of environments by the folder of their configurations."""
+
+MOST_COLUMNS = 7
+"""Maximum number of columns of a table, so that a page shows it without scrolling."""
+_CELLS = re.compile(r"(?<!\\)\|")
+_SEED_VALUES = re.compile(r" \((?:-?[\d.]+, )+-?[\d.]+\)")
+"""Values of single seeds in a cell, for example `` (69.4, 64.6, 81.2)``."""
 
 
 def documentation_pages(root: Path) -> list[Path]:
@@ -74,9 +100,46 @@ def fill_tables(page: Path, text: str, results: Results) -> str:
         kind, *words = found[1].split()
         if kind not in _KINDS:
             raise ValueError(f"{page} has a table of the kind {kind!r}; it must be one of {', '.join(_KINDS)}.")
-        return f"<!-- table: {found[1]} -->\n{_KINDS[kind](words, results, page)}\n<!-- end table -->"
+        return f"<!-- table: {found[1]} -->\n{narrow(_KINDS[kind](words, results, page))}\n<!-- end table -->"
 
     return _TABLE.sub(made, text)
+
+
+def narrow(text: str) -> str:
+    """Return a Markdown text whose tables with more than :data:`MOST_COLUMNS` columns are split into several.
+
+    Each part repeats the first column, or as many as are needed to distinguish the rows.
+    """
+    return re.sub(r"^\|.*(?:\n\|.*)+", lambda table: _narrow_table(table[0]), text, flags=re.MULTILINE)
+
+
+def _narrow_table(table: str) -> str:
+    heads, *rows = _cells_of(table)
+    if len(heads) <= MOST_COLUMNS:
+        return table
+    keys = next(count for count in range(1, len(heads)) if len({tuple(row[:count]) for row in rows}) == len(rows))
+    count = -(-(len(heads) - keys) // (MOST_COLUMNS - keys))  # number of parts
+    bounds = [keys + round(part * (len(heads) - keys) / count) for part in range(count + 1)]
+    parts = [[*range(keys), *range(*bound)] for bound in pairwise(bounds)]
+    return "\n\n".join(_with_columns(heads, rows, part) for part in parts)
+
+
+def _cells_of(table: str) -> list[list[str]]:
+    """Return the cells of a Markdown table: its titles, then its rows."""
+    lines = [[cell.strip() for cell in _CELLS.split(line)[1:-1]] for line in table.splitlines()]
+    return [lines[0], *lines[2:]]
+
+
+def _with_columns(heads: Sequence[str], rows: Sequence[Sequence[str]], columns: Sequence[int]) -> str:
+    return markdown_table([heads[at] for at in columns], [[row[at] for at in columns] for row in rows])
+
+
+def seed_values_table(table: str) -> str:
+    """Return a Markdown table of the first column and of those that have values of single seeds; empty without them."""
+    heads, *rows = _cells_of(table)
+    columns = [at for at in range(1, len(heads)) if any(_SEED_VALUES.search(row[at]) for row in rows)]
+    rows = [row for row in rows if any(_SEED_VALUES.search(cell) for cell in row)]
+    return _with_columns(heads, rows, [0, *columns]) if columns else ""
 
 
 def _named(name: str, results: Results) -> dict[str, Any]:
@@ -95,7 +158,12 @@ def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
     picked = [name for name in measured if any(fnmatch(name, pattern) for pattern in patterns)]
     if not picked:
         raise ValueError(f"a table of {page} asks for {' '.join(patterns)}; no file of assets/results matches.")
-    return learning_table([measured[name] for name in picked])
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name in picked:
+        groups.setdefault(_ENVIRONMENTS[_config_of(measured[name]).parent.name], []).append(measured[name])
+    titles = {name: f"**{name}**\n\n" if len(groups) > 1 else "" for name in groups}
+    texts = (f"{titles[name]}{learning_table(group)}\n\n{commands_list(group)}" for name, group in groups.items())
+    return "\n\n".join(texts)
 
 
 def _headlines(names: Sequence[str], results: Results, page: Path) -> str:
@@ -250,7 +318,10 @@ def _search(words: Sequence[str], results: Results, page: Path) -> str:
         raise ValueError(f"a table of {page} has the rule {rule!r}; it must be {' or '.join(RULES)}.")
     records = _searched(words[0], results)
     texts = reached_text(records, rule), random_text(records), unfinished_text(records)
-    return "\n\n".join([rule_table(records, rule), *filter(None, texts)])
+    table = rule_table(records, rule)
+    seeds = seed_values_table(table)
+    parts = _SEED_VALUES.sub("", table), seeds and folded("Values of each seed", seeds), *texts
+    return "\n\n".join(filter(None, parts))
 
 
 TASK = "frozen_lake"

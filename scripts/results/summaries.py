@@ -344,15 +344,24 @@ def draw_rows(results: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def learning_table(results: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table with one row per experiment: mean, interval over seeds, minutes and command.
+    """Return a Markdown table with one row per experiment: mean, interval over seeds, and minutes.
 
     The interval is a bootstrap interval if the metric is bounded, else Student's interval. The values of fewer than
     five seeds are listed instead.
     """
-    rows = [
-        [one["title"], figure_text(one), seeds_text(one), minutes_text(one), f"`{one['command']}`"] for one in results
-    ]
-    return markdown_table(["experiment", "result", "seeds", "minutes", "command"], rows)
+    rows = [[one["title"], figure_text(one), seeds_text(one), minutes_text(one)] for one in results]
+    return markdown_table(["experiment", "result", "seeds", "minutes"], rows)
+
+
+def commands_list(results: Sequence[dict[str, Any]]) -> str:
+    """Return a folded Markdown list with the command of each experiment."""
+    lines = [f"- {one['title']}: `{one['command']}`" for one in results]
+    return folded(f"Command{'s' * (len(lines) > 1)}", "\n".join(lines))
+
+
+def folded(summary: str, text: str) -> str:
+    """Return a Markdown text that a page shows after a click on its summary."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def figure_text(result: dict[str, Any]) -> str:

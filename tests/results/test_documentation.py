@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from results.documentation import documentation_pages, fill_tables
+from results.documentation import documentation_pages, fill_tables, narrow, seed_values_table
 from results.headlines import HEADLINES
 from results.summaries import kept_results
 
@@ -21,7 +21,7 @@ def page(kind):
 def test_only_the_text_between_the_marks_is_replaced():
     filled = fill_tables(Path("docs/a.md"), page("results r*"), {"r1": RESULT, "other": RESULT})
     lines = filled.splitlines()
-    assert (lines[0], lines[-1], len(lines)) == ("a", "b", 7)
+    assert (lines[0], lines[-1], len(lines)) == ("a", "b", 14)
     assert lines[4].startswith("| PPO, of course | return 5.000 | 1 | 2.0 |")
     assert fill_tables(Path("docs/a.md"), filled, {"r1": RESULT}) == filled
 
@@ -54,6 +54,42 @@ def test_every_headline_has_its_results_and_its_notebook():
         assert name and (Path("docs/experiments") / f"{one.notebook}.md").exists()
         assert headline(name, kept).count("|") == 7
     assert headline("babyai_zero_shot", kept).endswith("| 0.22 | 1.00 | not run | 135M: 0.94 (3 seeds) |")
+
+
+def test_commands_are_folded_below_a_table_per_environment():
+    other = RESULT | {"title": "GRPO", "command": "lrl fit --config configs/frozen_lake/grpo.yaml --a 'b'"}
+    text = fill_tables(Path("docs/a.md"), page("results *"), {"a": RESULT, "b": other})
+    tables, commands = text.partition("<details>")[0], text.split("<details>")[1:]
+    assert "**CartPole**" in tables and "lrl fit" not in tables and "**FrozenLake**" in commands[0]
+    assert "- GRPO: `lrl fit --config configs/frozen_lake/grpo.yaml --a 'b'`\n\n</details>" in commands[1]
+
+
+def test_a_wide_table_is_split_into_parts_that_repeat_what_distinguishes_the_rows():
+    heads, cells = (["env", "size", *(f"{name}{at}" for at in range(7))] for name in ("p", "x"))
+    rows = [heads, ["---"] * 9, cells, ["env", "2", *cells[2:]]]
+    parts = narrow("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n\nafter | it").split("\n\n")
+    assert parts[2:] == ["after | it"]
+    assert [part.splitlines()[0] for part in parts[:2]] == [
+        "| env | size | p0 | p1 | p2 | p3 |",
+        "| env | size | p4 | p5 | p6 |",
+    ]
+    assert [part.splitlines()[3] for part in parts[:2]] == [
+        "| env | 2 | x0 | x1 | x2 | x3 |",
+        "| env | 2 | x4 | x5 | x6 |",
+    ]
+    small = "| a | b |\n|---|---|\n| `x \\| y` | 1 |"
+    assert narrow(small) == small
+
+
+def test_no_table_of_the_documentation_has_more_than_seven_columns():
+    pages = [path for path in Path("docs").rglob("*.md") if "_build" not in path.parts]
+    assert [str(path) for path in pages if narrow(path.read_text()) != path.read_text()] == []
+
+
+def test_values_of_seeds_are_separate_from_a_search_table():
+    table = "| task | n | ars | ppo |\n|---|---|---|---|\n| maze | 9 | 0.5 (0.1, -0.9) | 1/3 |\n| nim | 2 | 0.50 | 1 |"
+    assert seed_values_table(table) == "| task | ars |\n|---|---|\n| maze | 0.5 (0.1, -0.9) |"
+    assert not seed_values_table(table.replace(" (0.1, -0.9)", " (0.1 to 0.9)"))
 
 
 def test_every_configuration_has_a_row():

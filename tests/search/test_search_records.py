@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from results import command as results
-from results.documentation import fill_tables
+from results.documentation import fill_tables, narrow
 
 from lrl.search.experiments import SearchRun, best_so_far, report_records, search, search_report, write_report
 from lrl.search.table_command import main
@@ -71,7 +71,7 @@ def test_a_table_of_the_documentation_is_made_from_a_kept_file():
         return fill_tables(Path("docs/a.md"), f"<!-- table: {kind} -->\n<!-- end table -->", results)
 
     text = filled("search searches best_iteration")
-    assert rule_table(report_records(results["searches"]), "best_iteration") in text
+    assert narrow(rule_table(report_records(results["searches"]), "best_iteration")) in text
     assert "| maze | 9 | 0.50 1/2 | 0.40 |" in text and "| nim | 11 | 0/2 | 0/1 |" in text
     assert "(best iteration): ppo 0 and 0 of 1." in text
     assert "those planned: ars maze 1/2, nim 0/2; ppo nim 0/1." in text
