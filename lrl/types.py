@@ -200,6 +200,9 @@ class Decisions:
     """The history of each row, including this turn."""
     values: Tensor | None = None
     """``(row, token)``: value estimates; None if they are computed later, after the collection."""
+    behaviour_logprobs: Tensor | None = None
+    """``(row, token)``: log-probabilities according to the generator that sampled, if :attr:`logprobs` are to be those
+    of the trainer and tokens are weighted by the ratio; None without weights."""
     replaced: Mapping[int, Any] = field(default_factory=dict)
     """For each row whose action was replaced by a random one: the native action that the actor had chosen; None if the
     response contained no legal action."""
@@ -288,6 +291,8 @@ class Rollout:
     metrics: Mapping[str, Tensor]
     """1-D tensors by name, with one value per turn or per episode (``success``, ``action_valid``, ``reward/format``
     ...)."""
+    behaviour_logprobs: Tensor | None = None
+    """``(time, env, token)``, see :attr:`Decisions.behaviour_logprobs`."""
     values: Tensor | None = None
     """``(time, env, token)`` value of the state before each token; None before the critic is evaluated."""
     final_values: Tensor | None = None

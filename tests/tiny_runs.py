@@ -95,12 +95,21 @@ def architecture(kind, **changes):
     return AutoConfig.for_model(kind, **sizes | changes)
 
 
-def text_policy(folder, history=0, temperature=1.0, max_prompt_tokens=256, max_new_tokens=2, value_head=None, **model):
+def text_policy(
+    folder,
+    history=0,
+    temperature=1.0,
+    max_prompt_tokens=256,
+    max_new_tokens=2,
+    value_head=None,
+    generator=None,
+    **model,
+):
     """Return a policy whose responses have one or two words."""
     prompt = PromptTemplate(response_format="direct", system="", history=history)
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     model = LanguageModelConfig(name=folder, **model)
-    return TextPolicy(model, prompt, sampling, max_prompt_tokens, value_head=value_head)
+    return TextPolicy(model, prompt, sampling, max_prompt_tokens, value_head=value_head, generator=generator)
 
 
 def on_two_ranks(work):

@@ -347,8 +347,14 @@ def check_trainable(policy: Policy, actor: Sequence[Tensor]) -> None:
         actor: weights that TRPO updates.
 
     Raises:
-        ValueError: If the critic has an adapter, or the actor has no trainable weights or 16-bit weights.
+        ValueError: If the critic has an adapter, if the actor has no trainable weights or 16-bit weights, or if the
+            generator needs importance weights.
     """
+    if policy.importance_cap is not None:
+        raise ValueError(
+            f"generator.importance_cap is {policy.importance_cap:g} and language_model.recompute_logprobs in effect, "
+            "but TRPO supports no importance weights; importance_cap must be null, or recompute_logprobs false."
+        )
     check_separate_critic(policy, "TRPO")
     narrow = next((weight.dtype for weight in actor if weight.dtype in (torch.bfloat16, torch.float16)), None)
     if narrow is not None:

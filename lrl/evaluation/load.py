@@ -18,7 +18,7 @@ from lrl.policies.policy import Policy
 from lrl.policies.retrying import InvalidRetryConfig, RetryingActor
 from lrl.policies.served import ServedPolicy
 from lrl.prompts import PromptTemplate
-from lrl.registry import build
+from lrl.registry import build, short_name
 from lrl.rollouts.examples import add_examples, wants_examples
 from lrl.types import SamplingConfig
 
@@ -90,7 +90,11 @@ def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any],
     if "policy" not in config["model"]["init_args"]:
         kind = config["model"]["class_path"].rpartition(".")[2]
         raise ValueError(f"checkpoint is {str(path)!r}, a run of {kind}, which holds no policy; give one that does.")
-    return file, checkpoint, config, _build(Policy, config["model"]["init_args"]["policy"], file)
+    policy = config["model"]["init_args"]["policy"]
+    generator = (policy.get("init_args") or {}).get("generator") or {}
+    if short_name(generator.get("class_path", "")) == "ServedGenerator":
+        del policy["init_args"]["generator"]  # its server holds the weights of a run that is training
+    return file, checkpoint, config, _build(Policy, policy, file)
 
 
 def _configure(policy: Policy, checkpoint: Mapping[str, Any], file: Path) -> None:

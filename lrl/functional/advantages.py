@@ -365,3 +365,36 @@ def explained_variance(values: Tensor, targets: Tensor, reduce: Reduce | None = 
     """
     spread, error = variance(targets, reduce), variance(targets - values, reduce)
     return torch.where(spread > 0, 1 - error / spread, torch.nan)
+
+
+def weighted_credit(credit: Credit, rollout: Rollout, cap: float | None, reduce: Reduce | None = None) -> Credit:
+    """Multiply advantages by truncated importance weights if the tokens were sampled by another program (a server).
+
+    The weight of a token is ``w = min(pi_old / pi_behaviour, cap)``, where ``pi_old`` is the trainer's policy and
+    ``pi_behaviour`` the one that sampled; both have the same weights, but different rounding. As ``w`` is constant and
+    not negative, multiplying the advantage multiplies the (clipped) surrogate of the token:
+    ``min(r w A, clip(r) w A) = w min(r A, clip(r) A)``. KL terms, entropy and value loss have no weights.
+
+    Metrics are the mean and the maximum of the ratio before truncation, and the effective sample size
+    ``(sum w)^2 / sum w^2`` as a share of the number of tokens.
+
+    Args:
+        credit: advantages of the rollout.
+        rollout: the rollout; without ``behaviour_logprobs``, ``credit`` is returned unchanged.
+        cap: largest weight.
+        reduce: sums a tensor over ranks; None if there is one rank.
+    """
+    if cap is None or rollout.behaviour_logprobs is None:
+        return credit
+    mask = rollout.response_mask
+    ratio = torch.where(mask, rollout.logprobs - rollout.behaviour_logprobs, 0.0).exp()
+    weights = ratio.clamp(max=cap)
+    sampled = weights[mask].double()
+    sums = torch.stack([sampled.sum(), sampled.square().sum(), mask.sum().double()]).float()
+    total, squares, count = sums if reduce is None else reduce(sums)
+    metrics = {
+        "train/importance_ratio": ratio[mask],
+        "train/importance_ratio_max": ratio[mask],
+        "train/effective_sample_share": (total.square() / (squares * count))[None],
+    }
+    return replace(credit, advantages=credit.advantages * weights, metrics={**credit.metrics, **metrics})

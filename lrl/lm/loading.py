@@ -123,16 +123,19 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer type with as many bits as a weight, by the size of the weight in bytes."""
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint(model: nn.Module, trained: bool = False) -> str:
     """Return a hash of the weights, as 16 hex digits.
 
     It covers the name and shape of each parameter, the sum of its weights read as integers, and some of its values.
 
     Args:
         model: a causal LM.
+        trained: whether to cover only the weights of the actor that are trained, without a critic's adapter.
     """
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
+        if trained and (not parameter.requires_grad or "critic" in name.split(".")):
+            continue
         values = parameter.detach().flatten()
         some = values[:: values.numel() // 256 + 1].float().cpu().numpy().tobytes()
         total = int(values.view(_BITS[values.element_size()]).sum(dtype=torch.int64))  # independent of the order

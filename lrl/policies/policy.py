@@ -134,6 +134,10 @@ class Policy(Actor):
     """Whether :meth:`evaluate` must return the distribution of each token. Only algorithms that use it set this: a
     distribution over a vocabulary needs much memory."""
 
+    importance_cap: float | None = None
+    """Largest importance weight of a token, if the log-probabilities of the generator differ from those that are
+    trained on; None if tokens have no weights. Available after :meth:`configure`."""
+
     _reference: Sequence[nn.Module] = ()
     """Copies of small networks at the start of the run. They are not submodules and thus not in checkpoints."""
 

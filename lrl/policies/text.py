@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from lrl.chat.generator import ServedGenerator
 from lrl.codecs.codec import InvalidActionError
 from lrl.functional.random import seeded, token_bits
 from lrl.lm.config import LanguageModelConfig
@@ -37,7 +38,8 @@ class TextPolicy(Policy):
         pack_tokens: number of tokens of a packed row in training. A packed row contains several turns and computes
             their common prefix once; null chooses the length with the lowest cost.
         value_head: configures a critic on the hidden states; null creates none.
-        generator: samples the responses; null selects the built-in decoding loop.
+        generator: samples the responses, such as a :class:`~lrl.chat.generator.ServedGenerator`; null selects the
+            built-in decoding loop.
 
     Raises:
         ValueError: If the temperature is 0, or if ``top_k`` or ``top_p`` is set.
@@ -72,6 +74,8 @@ class TextPolicy(Policy):
         self.prompt, self.sampling, self.pack_tokens = prompt, sampling, pack_tokens
         self.has_critic = value_head is not None
         self.generator: Generator = generator or DecodeLoop(self.language_model, self.stop_text)
+        if isinstance(generator, ServedGenerator):
+            generator.connect(self.language_model, self.stop_text)
 
     @property
     def response_format(self) -> str:
@@ -95,6 +99,13 @@ class TextPolicy(Policy):
     def defers_logprobs(self) -> bool:
         """True if log-probabilities are computed again at the end of a collection: with history, in 16 bits."""
         return bool(self.prompt.history) and self.language_model.share and self.language_model.recomputes
+
+    @property
+    def importance_cap(self) -> float | None:
+        """Largest importance weight of a token; None without a server, or if its log-probabilities are trained on."""
+        if isinstance(self.generator, ServedGenerator) and self.language_model.recomputes:
+            return self.generator.importance_cap
+        return None
 
     def _check_responses(self) -> None:
         """Log a warning if the tokenizer cannot represent an action, or if no action fits in ``max_new_tokens``.
@@ -151,12 +162,20 @@ class TextPolicy(Policy):
             responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)
             inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
             logprobs = responses.logprobs
+            is_weighted = sampling is self.sampling and self.importance_cap is not None
             if sampling is self.sampling and self.language_model.recomputes and not self.defers_logprobs:
                 logprobs = self._teacher_forced(inputs, responses.mask)
         lengths, decode = responses.mask.sum(1).tolist(), self.language_model.tokenizer.response_text
         texts = [decode(ids[:n]) for ids, n in zip(responses.ids.tolist(), lengths)]
         memory = [self.prompt.extend_history(self.codec, *row) for row in zip(memory, observations, texts, strict=True)]
-        return Decisions(actions=texts, inputs=inputs, response_mask=responses.mask, logprobs=logprobs, memory=memory)
+        return Decisions(
+            actions=texts,
+            inputs=inputs,
+            response_mask=responses.mask,
+            logprobs=logprobs,
+            memory=memory,
+            behaviour_logprobs=responses.logprobs if is_weighted else None,
+        )
 
     def _teacher_forced(self, inputs: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         """Compute log-probabilities ``(turn, token)`` of given tokens, in passes whose memory is bounded.

@@ -255,10 +255,12 @@ def stack_steps(
         return torch.from_numpy(out)
 
     estimates = [decision.values for decision in decisions if decision.values is not None]
+    sampled = [one.behaviour_logprobs for one in decisions if one.behaviour_logprobs is not None]
     return Rollout(
         inputs={name: stack([decision.inputs[name] for decision in decisions]) for name in decisions[0].inputs},
         response_mask=stack([decision.response_mask for decision in decisions]),
         logprobs=stack([decision.logprobs for decision in decisions]),
+        behaviour_logprobs=stack(sampled) if sampled else None,
         values=stack(estimates) if estimates else None,
         rewards=stack_arrays([step.rewards for step in steps]).float(),
         terminated=stack_arrays([step.terminated for step in steps]),

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.functional.advantages import weighted_credit
 from lrl.functional.distributed import shards_parameters
 from lrl.functional.losses import reduce_tokens
 from lrl.lm.heads import at_least_float32
@@ -103,8 +104,7 @@ class GradientModule(PolicyModule, ABC):
         self.dropout_seed: int | None = None
         """Seed of dropout in the next step; None disables dropout. With dropout, the first ratio of RL would not be
         1."""
-        self._start = ""
-        self._overwritten = set[str]()
+        self._start, self._overwritten = "", set[str]()
 
     # -- implemented by an algorithm --------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class GradientModule(PolicyModule, ABC):
                 rollout = rollout.replace(values=rollout.unflatten(values_of(self.policy, turns)))
             assert rollout.values is not None
             turns = turns.replace(old_values=rollout.flatten(rollout.values))
-        credit = self.advantages(rollout)
+        credit = weighted_credit(self.advantages(rollout), rollout, self.policy.importance_cap, self.reduce_sum)
         self.record_all(credit.metrics)
         returns = None if credit.returns is None else rollout.flatten(credit.returns)
         return turns.replace(advantages=rollout.flatten(credit.advantages), returns=returns)

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lrl.algorithms import trpo
 from lrl.algorithms.trpo import NaturalGradientConfig, TRPOModule
+from lrl.chat.generator import ServedGenerator
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
@@ -480,6 +481,13 @@ def test_weights_in_16_bits_raise(folder, tmp_path):
     with pytest.raises(
         ValueError, match="language_model.dtype is bfloat16; it must be float32 if the model's weights are trained"
     ):
+        run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
+
+
+def test_importance_weights_raise(folder, tmp_path):
+    head, server = ValueHeadConfig(), {"generator": ServedGenerator("http://localhost:1", str(tmp_path))}
+    policy = text_policy(folder, value_head=head, recompute_logprobs=True, **server)
+    with pytest.raises(ValueError, match="generator.importance_cap is 3 .* TRPO supports no importance weights"):
         run(TRPOModule(policy), chain_data(), tmp_path, epochs=1)
 
 

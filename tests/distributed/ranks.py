@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -26,8 +27,10 @@ from tiny_runs import (
     text_policy,
     trpo,
 )
+from vllm_server import VLLMStandIn
 
 from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.chat.generator import ServedGenerator
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
@@ -204,6 +207,20 @@ def interrupted(folder, root, strategy, moment):
     return outcome(fit(folder, root, strategy, ckpt_path=root / "checkpoints" / "last.ckpt")) | {"status": status}
 
 
+def served(folder, root):
+    """A run of both ranks with one server, which rank 0 starts."""
+    address, server = root.with_name("served.txt"), VLLMStandIn(folder)
+    if os.environ["RANK"] == "0":
+        server.start()
+        address.with_suffix(".part").write_text(server.url)
+        address.with_suffix(".part").rename(address)
+    while not address.exists():
+        time.sleep(0.01)
+    generator = ServedGenerator(address.read_text(), str(root / "weights"))
+    trainer = fit(folder, root, "ddp", model={"generator": generator, **LORA["model"]})
+    return outcome(trainer) | {"loads": len(server.loads), "violations": server.violations}
+
+
 def whole_weights(module):
     """Return a copy of the trained weights; all ranks must call it."""
     weights = module.state_dict().items()
@@ -263,6 +280,7 @@ def cases(folder, root):
     yield "fsdp2_warm", lambda at: outcome(fit(folder, at, "fsdp2", **warm))
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
     yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2", max_epochs=1))
+    yield "ddp_served", lambda at: served(folder, at)
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 

@@ -64,6 +64,13 @@ def test_two_iterations_leave_both_ranks_with_the_same_weights(results, run):
     assert results[0][run]["rows"] == results[1][run]["rows"] and len(results[0][run]["rows"]) == COLLECTIONS
 
 
+@pytest.mark.slow
+def test_rank_0_loads_each_version_of_the_weights_into_a_server(results):
+    ours, theirs = (rank["ddp_served"] for rank in results)
+    assert ours["loads"] == COLLECTIONS and ours["violations"] == [] and ours["rows"] == theirs["rows"]
+    assert all(torch.equal(weight, theirs["weights"][name]) for name, weight in ours["weights"].items())
+
+
 @pytest.mark.parametrize("run", RUNS)
 def test_a_resumed_run_ends_bit_identical(results, run):
     for rank in results:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from tiny_runs import on_two_ranks
 
-from lrl.functional.advantages import CreditConfig, explained_variance, lambda_returns, whiten
-from lrl.types import Rollout
+from lrl.functional.advantages import CreditConfig, explained_variance, lambda_returns, weighted_credit, whiten
+from lrl.functional.losses import clipped_surrogate
+from lrl.types import Credit, Rollout
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -333,3 +334,58 @@ def test_explained_variance_over_ranks_is_that_of_all_tokens():
     parts = [slice(0, 2), slice(2, 7)]
     said = on_two_ranks(lambda rank, reduce: explained_variance(values[parts[rank]], targets[parts[rank]], reduce))
     assert said == [pytest.approx(float(wanted))] * 2
+
+
+def sampled_elsewhere(ratios, masks):
+    """A rollout of one turn per environment whose tokens have the given ratios of trainer to generator."""
+    ratios, mask = torch.tensor(ratios)[None], torch.tensor(masks)[None]
+    behaviour = torch.full_like(ratios, -2.0) * mask
+    ones = torch.ones(mask.shape[:2], dtype=torch.bool)
+    return Rollout(
+        inputs={},
+        response_mask=mask,
+        logprobs=(behaviour + ratios.log()) * mask,
+        behaviour_logprobs=behaviour,
+        rewards=torch.zeros(ones.shape),
+        terminated=ones,
+        truncated=~ones,
+        active=ones,
+        turn=torch.zeros(ones.shape, dtype=torch.int64),
+        group=torch.arange(ones.shape[1]),
+        observations=[],
+        responses=[],
+        metrics={},
+    )
+
+
+def test_advantages_are_multiplied_by_truncated_ratios():
+    rollout = sampled_elsewhere([[0.5, 2.0], [8.0, 1.0]], [[True, True], [True, False]])
+    credit = Credit(advantages=torch.tensor([[[1.0, -1.0], [2.0, 0.0]]]), metrics={"train/kept": torch.ones(1)})
+    found = weighted_credit(credit, rollout, 3.0)
+    torch.testing.assert_close(found.advantages, torch.tensor([[[0.5, -2.0], [6.0, 0.0]]]))
+    assert found.metrics["train/importance_ratio"].tolist() == pytest.approx([0.5, 2.0, 8.0])
+    assert found.metrics["train/importance_ratio_max"].max() == pytest.approx(8.0)
+    # The weights are 0.5, 2 and 3: (5.5)^2 / (0.25 + 4 + 9) / 3.
+    assert found.metrics["train/effective_sample_share"].item() == pytest.approx(30.25 / 13.25 / 3)
+    assert "train/kept" in found.metrics
+    assert weighted_credit(credit, rollout, None) is credit
+    assert weighted_credit(credit, rollout.replace(behaviour_logprobs=None), 3.0) is credit
+
+
+def test_a_weighted_advantage_multiplies_the_clipped_surrogate_by_the_weight():
+    ratio = torch.tensor([0.5, 0.9, 1.1, 1.5])
+    for advantage in (-1.5, 2.0):
+        advantages, weights = torch.full((4,), advantage), torch.tensor([0.25, 3.0, 1.0, 2.0])
+        weighted = clipped_surrogate(ratio, weights * advantages, 0.2, 0.3)
+        torch.testing.assert_close(weighted, weights * clipped_surrogate(ratio, advantages, 0.2, 0.3))
+
+
+def test_the_effective_sample_share_is_that_of_all_ranks():
+    ratios = [[[0.5, 2.0]], [[8.0, 1.0]]]
+    credit = Credit(advantages=torch.zeros(1, 1, 2))
+
+    def share(index, reduce):
+        rollout = sampled_elsewhere(ratios[index], [[True, index == 0]])
+        return weighted_credit(credit, rollout, 3.0, reduce).metrics["train/effective_sample_share"].item()
+
+    assert on_two_ranks(share) == pytest.approx([30.25 / 13.25 / 3] * 2)

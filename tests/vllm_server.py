@@ -1,0 +1,265 @@
+"""Stand-in for a vLLM 0.32 server: completions with token ids, adapters by name, and reloading of all weights.
+
+    with VLLMStandIn(folder) as server:
+        server.faults = {3: forget, 5: null_logprobs}
+        generator = ServedGenerator(server.url, str(weights), max_retries=4)
+        generator.server.wait = server.revive
+
+It computes with transformers and peft, one request at a time. A response depends only on the weights, the prompt and
+the seed. Rules of the real server that lrl must follow are recorded in ``violations`` if they are broken.
+"""
+
+import copy
+import json
+import threading
+import warnings
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import torch
+from chat_server import _cut, _Server
+
+
+class DiedError(Exception):
+    """Raised by a fault after which the server does not respond."""
+
+
+def respond_500(server, body, payload):
+    return 500, {"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}}
+
+
+def truncated(server, body, payload):
+    return 200, json.dumps(payload).encode()[:40]
+
+
+def wrong_length(server, body, payload):
+    payload["choices"][0]["logprobs"]["token_logprobs"].append(-0.5)
+    return 200, payload
+
+
+def null_logprobs(server, body, payload):
+    payload["choices"][0]["logprobs"]["token_logprobs"][0] = None
+    return 200, payload
+
+
+def other_prompt(server, body, payload):
+    payload["choices"][0]["prompt_token_ids"] = [0, *body["prompt"]]
+    return 200, payload
+
+
+def forget(server, body, payload):
+    """Forget all adapters, as after an unload by someone else."""
+    server.adapters.clear()
+    return server.unknown(body["model"])
+
+
+def die(server, body, payload):
+    """End the process; :meth:`VLLMStandIn.revive` starts it again, without adapters and with the original weights."""
+    raise DiedError
+
+
+class VLLMStandIn:
+    """Serves a model from a thread inside a ``with`` block.
+
+    Args:
+        base: folder of the model.
+        raw_logprobs: whether log-probabilities are those before the temperature, vLLM's default mode.
+        dtype: data type of the weights.
+
+    Attributes:
+        faults: functions by the number of the request for a completion, counted from 0, which replace the response.
+        stale_loads: numbers of loads, counted from 0, after which the server continues to use the previous weights.
+        loads: folders that were loaded.
+        bodies: bodies of all requests for a completion.
+        violations: broken rules.
+    """
+
+    def __init__(self, base, raw_logprobs=False, dtype=torch.float32):
+        self.base, self.raw_logprobs, self.dtype = str(base), raw_logprobs, dtype
+        self.faults, self.stale_loads, self.loads, self.bodies, self.violations = {}, set(), [], [], []
+        self.port, self.asked, self.starts, self.waits = 0, 0, 0, []
+        self.used = set()  # names and paths of all adapters so far
+        self._lock, self._server, self._thread = threading.RLock(), None, None
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.model = AutoModelForCausalLM.from_pretrained(self.base, dtype=self.dtype).eval()
+        self.tokenizer = AutoTokenizer.from_pretrained(self.base)
+        self.reloaded, self.version, self.paused, self.adapters = None, "default", False, {}
+        self.starts += 1
+        self._server = _Server(("127.0.0.1", self.port), _Handler)
+        self._server.owner, self.port = self, self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        server, self._server = self._server, None
+        if server is not None:
+            server.killed = True
+            for connection in list(server.connections):
+                _cut(connection)
+            server.shutdown()
+            server.server_close()
+
+    def revive(self, event, seconds):
+        """Replace a pause of the client: start the server again if it has ended."""
+        with self._lock:
+            self.waits.append(seconds)
+            if self._server is None or self._server.killed:
+                self.stop()
+                self.start()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def respond(self, method, path, body):
+        """Return the status and the JSON of a response."""
+        with self._lock:
+            handler = getattr(self, f"{method}_{path.strip('/').replace('/', '_')}".lower(), None)
+            return (404, {"detail": "Not Found"}) if handler is None else handler(body)
+
+    def unknown(self, name):
+        return 404, {"error": {"message": f"The model `{name}` does not exist.", "type": "NotFoundError", "code": 404}}
+
+    def post_v1_completions(self, body):
+        number, self.asked = self.asked, self.asked + 1
+        self.bodies.append(body)
+        if self.paused:
+            self.violations.append("a request while paused")
+        fault = self.faults.get(number)
+        if fault is forget:
+            return forget(self, body, None)
+        if body["model"] == "base":
+            model = self.model
+        elif body["model"] in self.adapters:
+            folder, model = self.adapters[body["model"]]
+            if not Path(folder).exists():
+                self.violations.append("the folder of a loaded adapter was deleted")
+        else:
+            return self.unknown(body["model"])
+        payload = self.completion(model, body)
+        return (200, payload) if fault is None else fault(self, body, payload)
+
+    @torch.no_grad()
+    def completion(self, model, body):
+        known = {"model", "prompt", "max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
+        known |= {"seed", "n", "logprobs", "return_token_ids", "add_special_tokens", "skip_special_tokens", "stop"}
+        assert set(body) == known | {"include_stop_str_in_output", "stop_token_ids"}
+        generator, ids, logprobs, end = torch.Generator().manual_seed(body["seed"]), [], [], "length"
+        while len(ids) < body["max_tokens"]:
+            logits = model(torch.tensor([body["prompt"] + ids])).logits[0, -1].float()
+            processed = torch.log_softmax(logits / (body["temperature"] or 1.0), -1)
+            noise = torch.rand(len(logits), generator=generator).log().neg().log().neg()
+            token = int((processed + noise * (body["temperature"] > 0)).argmax())
+            ids.append(token)
+            logprobs.append(float((torch.log_softmax(logits, -1) if self.raw_logprobs else processed)[token]))
+            text = self.tokenizer.decode(ids)
+            if token in body["stop_token_ids"] or any(stop in text for stop in body["stop"] or ()):
+                end = "stop"
+                break
+        choice = {"index": 0, "text": self.tokenizer.decode(ids), "finish_reason": end, "token_ids": ids}
+        choice |= {"prompt_token_ids": body["prompt"], "logprobs": {"token_logprobs": logprobs}}
+        return {"object": "text_completion", "model": body["model"], "choices": [choice]}
+
+    def get_v1_models(self, body):
+        cards = [{"id": "base", "parent": None}, *({"id": name, "parent": "base"} for name in self.adapters)]
+        return 200, {"object": "list", "data": cards}
+
+    def post_v1_load_lora_adapter(self, body):
+        from peft import PeftModel
+
+        name, folder = body["lora_name"], body["lora_path"]
+        if name in self.adapters:
+            return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        if self.used & {name, folder}:
+            self.violations.append("the same name or path twice")
+        self.used |= {name, folder}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # peft reads it
+            model = PeftModel.from_pretrained(copy.deepcopy(self.model), folder).eval()
+        if len(self.loads) in self.stale_loads:
+            model = next(reversed(self.adapters.values()), (None, self.model))[1]
+        self.loads.append(folder)
+        self.adapters[name] = folder, model
+        return 200, "Success: LoRA adapter added."
+
+    def post_v1_unload_lora_adapter(self, body):
+        if self.adapters.pop(body["lora_name"], None) is None:
+            return self.unknown(body["lora_name"])
+        return 200, "Success: LoRA adapter removed."
+
+    def post_pause(self, body):
+        self.paused = True
+        return 200, {"status": "paused"}
+
+    def post_resume(self, body):
+        self.paused = False
+        return 200, {"status": "resumed"}
+
+    def post_collective_rpc(self, body):
+        from transformers import AutoModelForCausalLM
+
+        assert body["method"] == "reload_weights"
+        if not self.paused:
+            self.violations.append("weights were reloaded without a pause")
+        folder = body["kwargs"]["weights_path"]
+        self.reloaded = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).eval()
+        if len(self.loads) in self.stale_loads:
+            self.reloaded = self.model
+        self.loads.append(folder)
+        return 200, {"results": [None]}
+
+    def post_reset_prefix_cache(self, body):
+        self.model = self.reloaded or self.model  # before, cached prefixes would be those of the old weights
+        return 200, None
+
+    def post_update_weight_version(self, body):
+        self.version = body["new_version"]
+        return 200, {"success": True}
+
+    def get_weight_info(self, body):
+        return 200, {"weight_version": self.version}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version, wbufsize = "HTTP/1.1", 2**16  # headers and body in one packet: a second one would wait 40 ms
+
+    def _serve(self):
+        owner = self.server.owner
+        size = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(size)) if size else None
+        try:
+            if self.server.killed:
+                raise DiedError
+            status, payload = owner.respond(self.command, urlsplit(self.path).path, body)
+        except DiedError:
+            self.server.killed = self.close_connection = True
+            for connection in [self.connection, *self.server.connections]:
+                _cut(connection)
+            return
+        except Exception as error:
+            owner.violations.append(f"{type(error).__name__}: {error}")
+            status, payload = 400, {"error": {"message": repr(error)}}
+        sent = payload if isinstance(payload, bytes) else b"" if payload is None else json.dumps(payload).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(sent)))
+        self.end_headers()
+        self.wfile.write(sent)
+
+    do_GET = do_POST = _serve  # noqa: N815 (the names are http.server's)
+
+    def log_message(self, *_):
+        """Print nothing."""
