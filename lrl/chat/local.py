@@ -1,10 +1,9 @@
-"""Chat models that run in this process: the built-in decoding loop, vLLM, or any other generator of tokens."""
+"""Chat models that run in this process: the built-in decoding loop, or any other generator of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Any, final
+from collections.abc import Sequence
+from typing import final
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ from lrl.chat.model import ChatModel, Completion, Message
 from lrl.functional.random import counter_hash
 from lrl.lm.attention import context_length
 from lrl.lm.config import LanguageModelConfig
-from lrl.lm.decoding import DecodeLoop, Generator, Responses
-from lrl.lm.files import check_available, locate
+from lrl.lm.decoding import DecodeLoop, Generator
+from lrl.lm.files import check_available
 from lrl.lm.model import LanguageModel
 from lrl.lm.tokenizer import ChatTokenizer
 from lrl.ranges import PositiveInt, check_arguments
@@ -143,102 +142,3 @@ def seeded_bits(seeds: Sequence[int], num_tokens: int) -> Tensor:
     """Return 64 random bits per token, int64 ``(row, token)``; each row depends only on its seed."""
     rows = np.asarray(seeds, dtype=np.int64).reshape(-1, 1)
     return torch.from_numpy(counter_hash("chat", rows, np.arange(num_tokens)[None]).view(np.int64))
-
-
-@final
-class VLLMGenerator:
-    """Samples responses with vLLM. It is for evaluation only, because training does not update the weights in vLLM.
-
-    It needs the extra ``vllm`` and a GPU that vLLM supports. A response does not depend on other rows, except where the
-    results of vLLM's kernels depend on the batch.
-
-    Args:
-        language_model: specifies the causal LM; only its name, data type, chat template and ``trust_remote_code`` are
-            used.
-        stop_text: text that ends a response, in addition to the end-of-turn token; None adds none.
-        options: further arguments of ``vllm.LLM``, such as ``gpu_memory_utilization``.
-
-    Raises:
-        ValueError: If the package ``vllm`` is not installed.
-    """
-
-    def __init__(
-        self,
-        language_model: LanguageModelConfig,
-        stop_text: str | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.config, self.stop_text, self.options = language_model, stop_text, dict(options or {})
-        _vllm()
-
-    @cached_property
-    def tokenizer(self) -> ChatTokenizer:
-        """The model's tokenizer, which is loaded when it is first used."""
-        return _load_tokenizer(self.config)
-
-    @cached_property
-    def engine(self) -> Any:
-        """The ``vllm.LLM``, which is loaded when it is first used."""
-        arguments: dict[str, Any] = {
-            "model": locate(self.config.name),
-            "dtype": self.config.dtype,
-            "trust_remote_code": self.config.trust_remote_code,
-            # Log-probabilities after temperature, top-k and top-p; by default vLLM returns those before them.
-            "logprobs_mode": "processed_logprobs",
-        }
-        return _vllm().LLM(**arguments | self.options)
-
-    def generate(self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig) -> Responses:
-        """Sample one response per prompt.
-
-        Args:
-            prompts: token ids, one sequence per row.
-            uniforms: random bits, int64 ``(row, max_new_tokens)``; the first of a row becomes the seed of its request.
-            sampling: sampling settings, with the maximum number of tokens of a response.
-
-        Returns:
-            The responses with the log-probabilities of their tokens, all on the CPU.
-        """
-        requests = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        params = [self._params(int(seed) & 0x7FFFFFFF, sampling) for seed in uniforms[:, 0].tolist()]
-        outputs = [request.outputs[0] for request in self.engine.generate(requests, params, use_tqdm=False)]
-        rows = [list(output.token_ids) for output in outputs]
-        width = max(map(len, rows))
-        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long)
-        mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
-        logprobs = torch.zeros(len(rows), width)
-        for index, (row, output) in enumerate(zip(rows, outputs)):
-            chosen = [known[token].logprob for token, known in zip(row, output.logprobs, strict=True)]
-            logprobs[index, : len(row)] = torch.tensor(chosen)
-        return Responses(ids=ids, mask=mask, logprobs=logprobs)
-
-    def _params(self, seed: int, sampling: SamplingConfig) -> Any:
-        """Return the ``vllm.SamplingParams`` of one request."""
-        return _vllm().SamplingParams(
-            temperature=sampling.temperature,
-            top_k=0 if sampling.top_k is None else sampling.top_k,  # 0 disables top-k
-            top_p=1.0 if sampling.top_p is None else sampling.top_p,
-            max_tokens=sampling.max_new_tokens,
-            seed=seed,
-            stop=None if self.stop_text is None else [self.stop_text],
-            include_stop_str_in_output=True,
-            stop_token_ids=sorted(self.tokenizer.stop_ids(self.stop_text)),
-            skip_special_tokens=False,  # the tags of a response format may be special tokens
-            logprobs=0,  # only the log-probability of the sampled token
-        )
-
-
-def _vllm() -> Any:
-    """Import the package vllm.
-
-    Raises:
-        ValueError: If it cannot be imported.
-    """
-    try:
-        import vllm  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ValueError(
-            f"VLLMGenerator (--use_vllm) needs the package vllm, which cannot be imported ({error}); run "
-            "pip install 'lrl[vllm]'."
-        ) from error
-    return vllm

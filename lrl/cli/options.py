@@ -244,13 +244,13 @@ class RetryOptions:
     """Options for resampling invalid responses of policies that write text."""
 
     invalid_retries: int | None = None
-    """Maximum number of times a response without a legal action is sampled again; default: 10 with --api_url or
-    --use_vllm, otherwise 0."""
+    """Maximum number of times a response without a legal action is sampled again; default: 10 with --api_url,
+    otherwise 0."""
     retry_temperature: float | None = None
     """Temperature at which invalid responses are sampled again; default: 0.3."""
 
 
-_LOCAL_OPTIONS = ("choose", "chat_template", "dtype", "use_vllm", "vllm_options")
+_LOCAL_OPTIONS = ("choose", "chat_template", "dtype")
 """Options that only apply to a model in this process, not to one behind ``--api_url``."""
 
 
@@ -279,10 +279,6 @@ class ModelOptions:
     """Data type of the weights."""
     max_new_tokens: PositiveInt = 64
     """Maximum number of tokens of a response; without effect with --choose."""
-    use_vllm: bool = False
-    """Generate with vLLM in this process (extra vllm)."""
-    vllm_options: dict[str, Any] = field(default_factory=dict)
-    """JSON object of arguments of vllm.LLM."""
     server: ServerOptions = field(default_factory=ServerOptions)
     retries: RetryOptions = RetryOptions()
 
@@ -297,9 +293,9 @@ class ModelOptions:
         """
         api_url, retries = self.server.api_url, self.retries.invalid_retries
         temperature = self.retries.retry_temperature
-        served = "--use_vllm" if self.use_vllm else "--api_url" if api_url is not None else None
+        served = None if api_url is None else "--api_url"
         if served is not None and self.model is None:
-            raise ValueError(f"{served} is given without --model; name the model.")
+            raise ValueError("--api_url is given without --model; name the model.")
         # Requests and retries are counted in this process only, so counts of several devices would be incomplete.
         counted = served or ("--invalid_retries" if retries else None)
         if counted is not None and devices != "1":
@@ -316,10 +312,6 @@ class ModelOptions:
             raise ValueError(
                 "--invalid_retries is given with --choose, which always takes a legal action; give one of them."
             )
-        if self.use_vllm and self.choose:
-            raise ValueError("--use_vllm is given with --choose, for which vLLM is not used; give one of them.")
-        if self.vllm_options and not self.use_vllm:
-            raise ValueError("--vllm_options is given without --use_vllm; give both or neither.")
         for name in changed(self.server) if api_url is None else ():
             raise ValueError(f"--{name} is given without --api_url; give both or neither.")
         for name in () if api_url is None else changed(self, _LOCAL_OPTIONS):
@@ -344,12 +336,9 @@ class ModelOptions:
         prompt |= {name: getattr(self, name) for name in changed(self, ("history", "system"))}
         if self.server.api_url is not None:
             chat_model = self.server.chat_model(self.model)
-        elif self.use_vllm:
-            chat_model = self._vllm(self.model, response_format)
-        else:
-            settings = {"chat_template": self.chat_template, "dtype": self.dtype, "max_new_tokens": self.max_new_tokens}
-            return load_model(self.model, envs, prompt, choose=self.choose, **settings)
-        return load_served(chat_model, envs, prompt, self.max_new_tokens, self._invalid_retries())
+            return load_served(chat_model, envs, prompt, self.max_new_tokens, self._invalid_retries())
+        settings = {"chat_template": self.chat_template, "dtype": self.dtype, "max_new_tokens": self.max_new_tokens}
+        return load_model(self.model, envs, prompt, choose=self.choose, **settings)
 
     def with_retries(self, loaded: Loaded) -> Loaded:
         """Wrap a loaded policy so that it samples invalid responses again, if ``--invalid_retries`` is set.
@@ -371,13 +360,3 @@ class ModelOptions:
 
         given = {"max_retries": self.retries.invalid_retries, "temperature": self.retries.retry_temperature}
         return InvalidRetryConfig(**{name: value for name, value in given.items() if value is not None})
-
-    def _vllm(self, name: str, response_format: str) -> ChatModel:
-        """Return a chat model that generates with vLLM in this process."""
-        from lrl.chat.local import LocalChatModel, VLLMGenerator
-        from lrl.lm.config import LanguageModelConfig
-        from lrl.prompts import get_response_format
-
-        config = LanguageModelConfig(name=name, chat_template=self.chat_template, dtype=self.dtype)
-        stop = get_response_format(response_format).stop
-        return LocalChatModel(config, VLLMGenerator(config, stop, self.vllm_options), stop, batch_size=1024)

@@ -169,7 +169,6 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
             "--choose is given with --api_url; it is for models that lrl loads",
         ),
         ("--api_url http://x/v1 --model a --dtype bfloat16", "--dtype is given with --api_url"),
-        ("--api_url http://x/v1 --model a --use_vllm", "--use_vllm is given with --api_url"),
         ("--api_url http://x/v1 --model a --extra_body 3", "--extra_body is '3'; it must be a JSON object"),
         ("--api_url http://x/v1 --model a --max_retries -1", "--max_retries is -1; it must be 0 or positive"),
         ("--api_url http://x/v1 --model a --max_concurrency 0", "--max_concurrency is 0; it must be at least 1"),
@@ -192,13 +191,9 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
         ),
         ("--model a --invalid_retries 3 --devices 2", "--devices is '2'; with --invalid_retries it must be 1"),
         ("--policy random --invalid_retries 3", "but a RandomActor writes no responses that could be invalid"),
-        ('--model a --vllm_options {"seed":1}', "--vllm_options is given without --use_vllm"),
-        ("--model a --use_vllm --choose", "--use_vllm is given with --choose"),
-        ("--model assets/tiny-lm --use_vllm", "--use_vllm) needs the package vllm, which cannot be imported"),
     ],
 )
-def test_a_mistake_is_one_sentence(line, said, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
+def test_a_mistake_is_one_sentence(line, said, capsys):
     code, printed = run(evaluate, line, capsys)
     assert code == 2 and said in printed, printed
 
