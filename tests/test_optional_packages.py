@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -30,6 +32,23 @@ def test_one_sentence_names_the_extra_of_a_missing_package(monkeypatch, package,
     sentence = f"needs the package {package}, which is not installed; run pip install 'lrl[{extra}]'."
     with pytest.raises(ValueError, match=re.escape(sentence)):
         use()
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for name in ("bitsandbytes", "gguf", "minigrid", "wandb"):
+    sys.modules[name] = None  # an import of it raises an error
+import lrl
+for module in pkgutil.walk_packages(lrl.__path__, "lrl."):
+    if module.name not in ("lrl.__main__", "lrl.envs.babyai") and not module.name.startswith("lrl.files."):
+        importlib.import_module(module.name)
+"""
+
+
+@pytest.mark.slow
+def test_all_modules_but_the_levels_of_babyai_are_imported_without_optional_packages():
+    result = subprocess.run([sys.executable, "-c", IMPORT_ALL], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
 
 
 def test_an_installed_package_is_accepted():

@@ -312,9 +312,7 @@ class LRLCLI(LightningCLI):
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
         for logger in loggers:
             if "WandbLogger" in logger.class_path:
-                require("wandb", "wandb", "trainer.logger WandbLogger")
-            if "WandbLogger" in logger.class_path and not logger.init_args.get("offline"):
-                check_wandb_login()
+                check_wandb(logger.init_args.get("offline", False))
         trains = self.subcommand in (None, "fit")
         resumed = config.get("ckpt_path") if trains else None
         beside = None
@@ -330,9 +328,7 @@ class LRLCLI(LightningCLI):
             logging.getLogger("lrl").info("the job was restarted: resuming %s", os.path.relpath(restarted))
             config.ckpt_path, self._restarted = str(restarted), True
         if not trains and not config.get("ckpt_path"):
-            logging.getLogger("lrl").warning(
-                "no --ckpt_path is given: %s evaluates the untrained policy", self.subcommand
-            )
+            logging.getLogger("lrl").warning("no --ckpt_path: %s evaluates the untrained policy", self.subcommand)
         for logger in loggers:
             log_to(logger, self.run_directory.path, origin)
 
@@ -439,8 +435,8 @@ def fsdp2() -> Namespace:
     Lightning's strategy ``fsdp`` is FSDP1, under which each rank sees only a part of the norm of the gradient.
     """
     overlay = yaml.safe_load(Path(str(shipped("configs/overlays/fsdp.yaml"))).read_text())["trainer"]["strategy"]
-    path = f"lightning.pytorch.strategies.{overlay['class_path']}"
-    return Namespace(class_path=path, init_args=Namespace(overlay["init_args"]))
+    overlay["class_path"] = f"lightning.pytorch.strategies.{overlay['class_path']}"
+    return Namespace(overlay | {"init_args": Namespace(overlay["init_args"])})
 
 
 def set_data_parallel_size(trainer: L.Trainer) -> None:
@@ -455,13 +451,14 @@ def set_data_parallel_size(trainer: L.Trainer) -> None:
         strategy._data_parallel_size = trainer.num_devices * trainer.num_nodes
 
 
-def check_wandb_login() -> None:
-    """Check that Weights & Biases has an API key if no terminal can ask for one.
+def check_wandb(offline: bool) -> None:
+    """Check that wandb is installed, and that it has an API key if it needs one and no terminal can ask for it.
 
     Raises:
-        ValueError: If there is no API key.
+        ValueError: If wandb is not installed, or there is no API key.
     """
-    if os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
+    require("wandb", "wandb", "trainer.logger WandbLogger")
+    if offline or os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
         return
     import wandb
 

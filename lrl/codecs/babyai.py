@@ -19,6 +19,11 @@ OBJECTS = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "go
 """Names of MiniGrid's objects 0 to 10."""
 DOOR_STATES = ("open", "closed", "locked")
 """Names of MiniGrid's door states 0 to 2."""
+HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
+"""Combinations of colour and type that missions of training levels do not name.
+
+Keys, balls and boxes with these combinations still appear in training levels, as distractors; such doors do not.
+"""
 
 _WORDS = ("go", "pick", "up", "to", "open", "put", "next", "after", "then", "you", "the", "a")
 MISSION_WORDS = (*_WORDS, *COLORS, *OBJECTS[4:8])

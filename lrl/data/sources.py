@@ -16,9 +16,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.core import ActType, ObsType
 
-from lrl.codecs.babyai import COLORS, OBJECTS
+from lrl.codecs.babyai import COLORS, HELD_OUT, OBJECTS
 from lrl.codecs.codec import TextCodec
-from lrl.envs.babyai import HELD_OUT
 from lrl.envs.factory import EnvFactory
 from lrl.envs.prompt_env import RowSource
 from lrl.functional.random import counter_hash, permutation
@@ -296,7 +295,7 @@ class BabyAISymmetry(Augmentation[dict[str, Any], int]):
     """Permutes the colours and kinds of objects in the view and the mission, and mirrors each episode at random.
 
     An episode is mirrored with probability 1/2. Doors keep their kind. Missions with held-out combinations of colour
-    and kind (:data:`lrl.envs.babyai.HELD_OUT`) are not produced.
+    and kind (:data:`lrl.codecs.babyai.HELD_OUT`) are not produced.
     """
 
     def augment(

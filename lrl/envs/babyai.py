@@ -37,7 +37,7 @@ from minigrid.envs.babyai.core.verifier import (
 from minigrid.minigrid_env import MiniGridEnv
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
-from lrl.codecs.babyai import COLORS, SYMBOLIC_SIZE, VIEW_SIZE, symbolic_view
+from lrl.codecs.babyai import COLORS, HELD_OUT, SYMBOLIC_SIZE, VIEW_SIZE, symbolic_view
 
 # The partial view of a MiniGrid agent. ``MiniGridEnv.gen_obs`` copies a grid of objects, rotates it up to four times
 # and visits each cell several times. The code below visits each cell once, which takes a quarter of the time of
@@ -216,12 +216,6 @@ Task = Literal["goto", "pickup", "open", "putnext", "pickup_seq_goto"]
 up A, then go to B."""
 Split = Literal["train", "test"]
 """Objects that missions name: none of :data:`HELD_OUT` for ``train``, only those for ``test``."""
-
-HELD_OUT = frozenset({("yellow", "box"), ("red", "key"), ("red", "door"), ("green", "ball"), ("grey", "door")})
-"""Combinations of colour and type that missions of training levels do not name.
-
-Keys, balls and boxes with these combinations still appear in training levels, as distractors; such doors do not.
-"""
 
 _DOOR_COLORS: dict[str, list[str]] = {"train": ["yellow", "green", "blue", "purple"], "test": ["red", "grey"]}
 _OBJECT_CLASSES = {"key": Key, "ball": Ball, "box": Box}

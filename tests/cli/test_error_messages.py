@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 import lrl.cli.main
 from lrl.cli.error_messages import user_errors
-from lrl.cli.main import check_wandb_login
+from lrl.cli.main import check_wandb
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_weights_and_biases_without_login_raises_before_objects_are_created(mode
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     if mode is not None:
         monkeypatch.setenv("WANDB_MODE", mode)
-        check_wandb_login()
+        check_wandb(offline=False)
         return
     monkeypatch.setattr(wandb, "login", lambda prompt, verify: False)
     with pytest.raises(ValueError, match="there is no API key; call `wandb login`"):
-        check_wandb_login()
+        check_wandb(offline=False)

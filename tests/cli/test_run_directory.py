@@ -401,5 +401,5 @@ def test_a_full_disk_does_not_print_a_traceback_for_every_line_of_the_log(tmp_pa
 @pytest.mark.slow
 def test_validate_prints_the_table_and_warns_that_nothing_was_loaded(launch, tmp_path):
     status, printed, said = launch("validate", "--run_directory", tmp_path / "run")
-    assert status == 0 and "no --ckpt_path is given: validate evaluates the untrained policy" in said
+    assert status == 0 and "no --ckpt_path: validate evaluates the untrained policy" in said
     assert all(word in printed for word in ("policy before training in CartPole-v1", "return", "seeds 10000 to 10001"))

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lrl.codecs.babyai import COLORS, BabyAICodec
+from lrl.codecs.babyai import COLORS, HELD_OUT, BabyAICodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.data.sources import BabyAISymmetry, GaussianNoise
-from lrl.envs.babyai import HELD_OUT
 from lrl.envs.factory import GymnasiumEnvs
 
 CODEC = BabyAICodec()
