@@ -7,9 +7,11 @@ weights (``full_weights``, and always without LoRA). The weights are exchanged a
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -17,12 +19,13 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from lrl.addresses import checked_url
 from lrl.chat.vllm import RejectedError, SampledRow, StoppedError, VLLMServer, WeightsLostError
-from lrl.functional.distributed import all_gather_objects
+from lrl.files import write_whole
+from lrl.functional.distributed import rank_and_world_size
 from lrl.lm.adapters import save_pretrained
 from lrl.lm.attention import is_halved
 from lrl.lm.config import LanguageModelConfig
@@ -45,6 +48,8 @@ _COMPARED_ROWS, _COMPARED_TOKENS = 4, 32
 """Number of responses, and of tokens of each, whose log-probabilities are compared after a synchronisation."""
 _TOLERANCE, _TOLERANCE_16_BITS = 1e-3, 0.2
 """Largest accepted mean difference of log-probabilities between server and trainer, in nats."""
+_PATIENCE, _POLL = 1800.0, 0.02
+"""Seconds that a rank waits for rank 0 to load new weights, and seconds between two looks."""
 _NOT_IN_ADAPTER = ("random_init", "first_layers", "quantization", "ordered_numbers", "number_tokens", "added_tokens")
 """Options of a language model after which its base differs from the one that the server loads."""
 
@@ -113,6 +118,7 @@ class ServedGenerator:
             ValueError: If the server cannot hold the model as a base and an adapter.
         """
         self._model, self._stop_text = language_model, stop_text
+        self._notice.unlink(missing_ok=True)  # of an earlier run; no rank samples before all ranks have come here
         self.full_weights = self.full_weights or language_model.config.lora is None
         if not self.full_weights:
             check_adapter(language_model.config)
@@ -126,7 +132,7 @@ class ServedGenerator:
     def generate(self, prompts: Sequence[Sequence[int]], uniforms: Tensor, sampling: SamplingConfig) -> Responses:
         """Sample one response per prompt with the current weights.
 
-        If ranks train together, all of them must call it after each change of the weights.
+        If ranks train together, rank 0 must call it after each change of the weights; the others wait for it.
 
         Args:
             prompts: token ids, one sequence per row.
@@ -287,22 +293,64 @@ class ServedGenerator:
             return
         if any(isinstance(part, FSDPModule) for part in self.language_model.modules()):
             raise ValueError("trainer.strategy shards the weights; for a ServedGenerator it must be auto or ddp.")
-        message, self._digest, self._is_compared, self._has_differed = "", digest, False, False
+        self._digest, self._is_compared, self._has_differed = digest, False, False
+        rank, world_size = rank_and_world_size()
         try:
-            if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0:
-                try:
-                    self._publish()
-                except ValueError as error:
-                    message = str(error)
-            elif self._written is not None:  # this rank has loaded the previous weights again
-                self._remove(self._name, self._written)
-                self._written = None
-            self._name, message = all_gather_objects((self._name, message))[0]
-            if message:
-                raise ValueError(message)
+            if world_size == 1:
+                self._publish()
+            elif rank == 0:
+                self._publish_for_all()
+            else:
+                self._follow()
         except BaseException:
             self._digest = ""
             raise
+
+    def _publish_for_all(self) -> None:
+        """Load the current weights, and tell the other ranks their name, or the error.
+
+        A collective call would deadlock if only some ranks sample, such as those that have an episode to validate.
+
+        Raises:
+            ValueError: If the server cannot load them.
+        """
+        message = ""
+        try:
+            self._publish()
+        except ValueError as error:
+            message = str(error)
+            raise
+        finally:
+            with write_whole(self._notice) as file:
+                json.dump({"digest": self._digest, "name": self._name, "error": message}, file)
+
+    def _follow(self) -> None:
+        """Wait until rank 0 has loaded the current weights.
+
+        Raises:
+            ValueError: If rank 0 could not load them, or takes too long.
+        """
+        if self._written is not None:  # this rank has loaded the previous weights again
+            self._remove(self._name, self._written)
+            self._written = None
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            notice = json.loads(self._notice.read_text(encoding="utf-8")) if self._notice.exists() else {}
+            if notice.get("digest") == self._digest:
+                if notice["error"]:
+                    raise ValueError(notice["error"])
+                self._name = notice["name"]
+                return
+            time.sleep(_POLL)
+        raise ValueError(
+            f"generator.folder is {self.folder!r}, in which rank 0 has not reported new weights for {_PATIENCE:.0f} s; "
+            "all ranks must have the same folder and the same weights."
+        )
+
+    @property
+    def _notice(self) -> Path:
+        """File in which rank 0 reports the name of the current weights to the other ranks."""
+        return Path(self.folder).absolute() / "current.json"
 
     def _publish(self) -> None:
         """Write the current weights under a new name, load them into the server, and remove the previous ones.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, final
 
 from lrl.addresses import is_loopback
 from lrl.chat.served import retry_after, retry_delay
+from lrl.files import require
 
 _LOG = logging.getLogger("lrl")
 _T = TypeVar("_T")
@@ -95,13 +96,10 @@ class VLLMServer:
         Raises:
             ValueError: If the extra ``serve`` is not installed.
         """
-        try:
-            import httpx
-            import tenacity  # noqa: F401 (retried() imports it; the extra installs both)
-        except ImportError as error:
-            raise ValueError(
-                f"ServedGenerator needs the package {error.name}; install the extra, 'lrl[serve]'."
-            ) from error
+        for package in ("httpx", "tenacity"):
+            require(package, "serve", "ServedGenerator")
+        import httpx
+
         options = {"timeout": self.timeout, "trust_env": not is_loopback(self.url)}
         client = httpx.Client(base_url=self.url, limits=httpx.Limits(max_connections=None), **options)
         weakref.finalize(self, client.close)

@@ -166,7 +166,7 @@ def own_value(values: Sequence[_Value]) -> _Value:
     Raises:
         ValueError: If the checkpoint was written by a different number of ranks.
     """
-    rank, world_size = _rank_and_world_size()
+    rank, world_size = rank_and_world_size()
     if len(values) != world_size:
         raise ValueError(
             f"ckpt_path was written during a collection by {len(values)} ranks, and this run has {world_size}; resume "
@@ -185,7 +185,7 @@ def redistribute_lists(values: Sequence[dict[str, list[_Value]] | None]) -> dict
     Returns:
         Lists by name; None if the number of ranks has changed and a rank saved None.
     """
-    rank, world_size = _rank_and_world_size()
+    rank, world_size = rank_and_world_size()
     if len(values) == world_size:
         return values[rank]
     saved = [value for value in values if value is not None]
@@ -199,7 +199,7 @@ def redistribute_lists(values: Sequence[dict[str, list[_Value]] | None]) -> dict
     return own
 
 
-def _rank_and_world_size() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """Return the rank of this process and the number of ranks."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()

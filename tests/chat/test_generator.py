@@ -65,7 +65,7 @@ def change(policy, by=0.5):
 
 
 def versions(tmp_path):
-    return sorted(path.name for path in (tmp_path / "weights").iterdir())
+    return sorted(path.name for path in (tmp_path / "weights").iterdir() if path.is_dir())
 
 
 # -- sampling ---------------------------------------------------------------------------------------------------------
@@ -212,6 +212,33 @@ def test_an_adapter_whose_load_was_answered_late_is_not_loaded_again(folder, ser
     monkeypatch.setattr(server, "post_v1_load_lora_adapter", slow)
     act(policy)
     assert [status for status, _ in calls] == [200, 400]
+
+
+def test_other_ranks_wait_for_rank_0_and_load_nothing_themselves(folder, server, tmp_path, monkeypatch):
+    first, second = (configured(folder, served(server, tmp_path)) for _ in range(2))
+    monkeypatch.setattr("lrl.chat.generator._PATIENCE", 0.1)
+
+    def act_as(rank, policy):
+        monkeypatch.setattr("lrl.chat.generator.rank_and_world_size", lambda: (rank, 2))
+        return act(policy).actions
+
+    with pytest.raises(ValueError, match="in which rank 0 has not reported new weights"):
+        act_as(1, second)
+    assert act_as(0, first) == act_as(1, second) and len(server.loads) == 1
+    change(first)
+    act_as(0, first)  # rank 0 alone, for a picture: the others have nothing to sample
+    change(first)
+    change(second)
+    change(second)
+    before = act_as(0, first)
+    server.faults = {server.asked + 2: vllm_server.forget}  # rank 1 loads the weights again without rank 0
+    assert act_as(1, second) == before == act_as(0, first) and len(server.loads) == 5  # rank 0 as well
+    change(second)
+    change(first)
+    monkeypatch.setattr(server, "post_v1_load_lora_adapter", None)
+    for rank, policy in enumerate((first, second)):
+        with pytest.raises(ValueError, match="which does not load the weights"):
+            act_as(rank, policy)
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
