@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lrl.cli.command import command
 from lrl.cli.options import exactly_one
+from lrl.cli.program import run_of
 
 if TYPE_CHECKING:
     from lrl.lm.config import LanguageModelConfig
@@ -26,9 +27,9 @@ def merge(
 
     lrl merge --checkpoint RUN --output_dir DIR
 
-    The folder contains safetensors, configurations, tokenizer and chat template. transformers and vLLM can load it
-    without lrl or peft; in lrl it is language_model.name: DIR. The merged model is loaded again and compared with the
-    model with adapters, and the distance is printed. A model without adapters is written unchanged.
+    The folder contains safetensors, configurations, tokenizer, chat template and a model card. transformers and vLLM
+    can load it without lrl or peft; in lrl it is language_model.name: DIR. The merged model is loaded again and
+    compared with the model with adapters, and the distance is printed. A model without adapters is written unchanged.
 
     Args:
         output_dir: the folder to write; must be new or empty.
@@ -42,7 +43,7 @@ def merge(
         ValueError: If the options contradict each other, the folder is not empty, or the model cannot be loaded.
     """
     from lrl.lm.merging import check_new_folder, save_merged
-    from lrl.training.export import create_repo, upload
+    from lrl.training.export import create_repo, upload, write_card
 
     exactly_one(checkpoint=checkpoint, peft_model_id=peft_model_id)
     check_new_folder(output_dir, "output_dir")
@@ -54,6 +55,8 @@ def merge(
         _of_peft(str(peft_model_id)) if checkpoint is None else _of_checkpoint(checkpoint, value_head)
     )
     distance = save_merged(model, output_dir, save_others, config, dtype=dtype)
+    if checkpoint is not None:
+        write_card(output_dir, run_of(checkpoint), config.name, is_adapter=False)
     size = sum(file.stat().st_size for file in output_dir.rglob("*")) / 1e6
     print(
         f"{output_dir}: {size:.1f} MB. Difference of log-probabilities from the adapter model in float32: "

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import lightning as L
+import yaml
 
+from lrl.evaluation.comparison import last_and_best
+from lrl.evaluation.statistics import RESULT_METRICS
 from lrl.lm.adapters import check_embeddings, check_exportable, save_pretrained
 from lrl.lm.model import LanguageModel
 from lrl.registry import register
@@ -20,7 +25,7 @@ FOLDER = "model"
 class ExportModel(L.Callback):
     """Writes ``model/`` into the run directory at the end of training, and pushes it to the Hugging Face hub.
 
-    The folder contains the tokenizer and the full model, or only the adapter if one was trained.
+    The folder contains the tokenizer, the full model, or only the adapter if one was trained, and a model card.
 
     Args:
         repo_id: ``name`` or ``organisation/name`` on the hub; null pushes nothing.
@@ -61,8 +66,13 @@ class ExportModel(L.Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Gather the weights on every rank; write and push them on the first."""
-        folder = Path(trainer.default_root_dir) / FOLDER
-        save_pretrained(language_model_of(pl_module), folder, writes=trainer.is_global_zero)
+        run = Path(trainer.default_root_dir)
+        folder, model = run / FOLDER, language_model_of(pl_module)
+        save_pretrained(model, folder, writes=trainer.is_global_zero)
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.save()  # the card reads the metrics
+            write_card(folder, run, model.config.name, is_adapter=model.config.lora is not None)
         if self.repo_id is not None and trainer.is_global_zero:
             error = upload(folder, self.repo_id)  # logged instead of raised, because the run has finished
             logger = logging.getLogger("lrl")
@@ -82,6 +92,91 @@ def language_model_of(module: L.LightningModule) -> LanguageModel:
     if module.policy.trunk is None:
         raise ValueError(f"model.policy is a {type(module.policy).__name__}, which has no language model to export.")
     return module.policy.trunk.language_model
+
+
+_CARD = """---
+{front}---
+# {title}
+
+A language model that {algorithm} of `lrl` trained as the policy of an environment.
+
+| | |
+|---|---|
+{facts}
+
+The environment, or the demonstrations:
+
+```yaml
+{environment}```
+
+## Results
+
+{results}
+
+## Use
+
+Set `language_model.name` to this folder or repository in an experiment of lrl, or load it with transformers{peft}.
+Prompts must have the form that the configuration below describes (`policy.prompt`).
+
+## Configuration
+
+<details><summary>All settings of the run</summary>
+
+```yaml
+{config}```
+
+</details>
+"""
+
+
+def write_card(folder: Path, run: Path, base: str, is_adapter: bool) -> None:
+    """Write ``README.md``, which the hub shows as the model card, from the records of a run.
+
+    Args:
+        folder: the exported model; a card that another library wrote is replaced.
+        run: the run directory; without its ``config.yaml`` nothing is written.
+        base: ``language_model.name`` of the run.
+        is_adapter: whether the folder contains only an adapter.
+    """
+    if not (run / "config.yaml").is_file():
+        return
+    text = (run / "config.yaml").read_text(encoding="utf-8")
+    config: dict[str, Any] = yaml.safe_load(text)
+    algorithm, data = config["model"]["class_path"], config["data"]["init_args"]
+    environment = {name: data[name] for name in ("env", "demonstrations") if data.get(name)}
+    front: dict[str, Any] = {"library_name": "peft" if is_adapter else "transformers"}
+    if not base.startswith("assets/") and not Path(base).exists():  # the hub knows no local folders
+        front["base_model"] = base
+    front["tags"] = ["lrl", "reinforcement-learning", algorithm]
+    facts = {"base model": f"`{base}`", "seed": config.get("seed_everything")}
+    facts |= {
+        name: f"`{file.read_text(encoding='utf-8').strip()}`"
+        for name in ("command", "commit")
+        if (file := run / f"{name}.txt").is_file()
+    }
+    card = _CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False),
+        title=run.resolve().name,
+        algorithm=algorithm,
+        facts="\n".join(f"| {name} | {fact} |" for name, fact in facts.items()),
+        environment=yaml.safe_dump(environment, sort_keys=False),
+        results=_results_of(run),
+        peft=" and peft" if is_adapter else "",
+        config=text,
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _results_of(run: Path) -> str:
+    """Return a Markdown table of the last and the best values of the result metrics of a run."""
+    rows = []
+    for name in RESULT_METRICS:
+        with suppress(ValueError):  # not logged in this run
+            last, best = last_and_best(run, name)
+            rows.append(f"| `{name}` | {last:.4g} | {best:.4g} |")
+    if not rows:
+        return "The run logged no result metric."
+    return "\n".join(["| metric | last value | best value |", "|---|---|---|", *rows])
 
 
 def create_repo(repo_id: str, private: bool) -> str:

@@ -5,11 +5,12 @@ import json
 import huggingface_hub
 import pytest
 import torch
+import yaml
 from huggingface_hub.errors import LocalTokenNotFoundError
 from tiny_runs import grpo, make_trainer, merged, rollout_data, save_tiny_model, sft
 
 from lrl.lm.config import LoRAConfig
-from lrl.training.export import ExportModel
+from lrl.training.export import ExportModel, write_card
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # peft under transformers 5
 LORA = LoRAConfig(r=2, alpha=4)
@@ -184,3 +185,30 @@ def test_a_demonstrated_policy_is_exported_as_well(folder, tmp_path):
     trainer.fit(module, datamodule=demonstrations())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert torch.equal(logits(loaded), logits(module.policy.language_model.model))
+
+
+RECORDS = {
+    "config.yaml": "model: {class_path: GRPOModule}\ndata: {init_args: {env: {class_path: GymnasiumEnvs}}}\n"
+    "seed_everything: 3\n",
+    "command.txt": "lrl fit --config mine.yaml\n",
+    "metrics.csv": "val/return,clock/env_steps\n2.0,10\n5.0,20\n4.0,30\n",
+}
+
+
+@pytest.mark.parametrize("base", ["someone/model", "assets/tiny-lm"])
+def test_a_model_card_is_written_from_the_records_of_a_run(tmp_path, base):
+    run, model = tmp_path / "run", tmp_path / "model"
+    run.mkdir()
+    model.mkdir()
+    (model / "README.md").write_text("a template of another library")
+    write_card(model, run, base, is_adapter=True)
+    assert (model / "README.md").read_text() == "a template of another library"  # there is no configuration
+    for name, text in RECORDS.items():
+        (run / name).write_text(text)
+    write_card(model, run, base, is_adapter=True)
+    _, front, page = (model / "README.md").read_text().split("---\n", 2)
+    hub = {"base_model": base} if base == "someone/model" else {}  # the hub does not have the other one
+    tags = ["lrl", "reinforcement-learning", "GRPOModule"]
+    assert yaml.safe_load(front) == {"library_name": "peft", **hub, "tags": tags}
+    expected = f"| base model | `{base}` |", "| seed | 3 |", "| command | `lrl fit --config mine.yaml` |"
+    assert all(row in page for row in (*expected, "| `val/return` | 4 | 5 |", "class_path: GymnasiumEnvs"))
