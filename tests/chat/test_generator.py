@@ -11,13 +11,19 @@ from commands import run_words
 from tiny_runs import OPTIONS, grpo, merged, rollout_data, save_tiny_model, text_policy, train
 from vllm_server import VLLMStandIn
 
+from lrl.algorithms.grpo import GRPOModule
+from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
 from lrl.chat.generator import ServedGenerator
 from lrl.chat.vllm import TransientError, WeightsLostError, checked_row
 from lrl.codecs.toy_text import FrozenLakeCodec, render_map
+from lrl.envs.factory import GymnasiumEnvs
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
+from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate
 from lrl.registry import build
+from lrl.training.collect import CollectionPlan, EpisodeCollector
 from lrl.types import RandomKeys, SamplingConfig
 
 LORA = {"lora": LoRAConfig(r=2, alpha=8)}
@@ -377,6 +383,27 @@ def test_in_16_bits_both_log_probabilities_are_kept_and_tokens_are_weighted(fold
             assert row["train/importance_ratio"] == pytest.approx(1, abs=0.1)
             assert row["train/importance_ratio_max"] > 1 and 0.9 < row["train/effective_sample_share"] <= 1
             assert row["train/ratio_error"] < 1e-6  # the ratio is that of the trainer's policies
+
+
+@pytest.mark.parametrize("kind", [GRPOModule, PPOValueHeadModule, REINFORCEPlusPlusModule])
+def test_each_algorithm_weights_its_advantages(folder, monkeypatch, kind):
+    policy = text_policy(folder, value_head=ValueHeadConfig(init_seed=0))
+    policy.connect(FrozenLakeCodec())
+    policy.configure()
+    envs = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=4).make(8, policy.response_format)
+    rollout = EpisodeCollector(policy, envs).collect(CollectionPlan(seed=0, collection=0, num_groups=2, group_size=4))
+    envs.close()
+    rollout = rollout.replace(rewards=torch.arange(8.0).expand(rollout.rewards.shape) * rollout.active)
+    module, ratios = kind(policy), torch.tensor([0.25, 2.0, 8.0]).log()[torch.arange(rollout.logprobs.numel()) % 3]
+    served = rollout.replace(behaviour_logprobs=rollout.logprobs - ratios.view_as(rollout.logprobs))
+    monkeypatch.setattr(kind, "all_gather", lambda self, tensor: tensor[None])  # there is no trainer
+    plain = module.prepare(served)
+    monkeypatch.setattr(TextPolicy, "importance_cap", 3.0)
+    weighted, mask = module.prepare(served), plain.response_mask
+    weights = rollout.flatten(ratios.view_as(rollout.logprobs)).exp().clamp(max=3.0)
+    assert plain.advantages[mask].abs().mean() > 0.3 and len(weights[mask].unique()) == 3
+    torch.testing.assert_close(weighted.advantages[mask], (weights * plain.advantages)[mask])
+    assert torch.equal(weighted.old_logprobs, plain.old_logprobs)
 
 
 def test_without_a_cap_nothing_is_recorded_and_evaluation_never_records(folder, tmp_path):
