@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -219,7 +219,14 @@ def drop_frozen(state_dict: Mapping[str, _Value], frozen: set[str]) -> dict[str,
         frozen: result of :func:`frozen_parameter_names`. Names that extend one of these names are quantization
             constants, for example ``a.weight.absmax`` for ``a.weight``.
     """
-    return {name: value for name, value in state_dict.items() if not _is_or_extends(name, frozen)}
+    return {name: _alone(value) for name, value in state_dict.items() if not _is_or_extends(name, frozen)}
+
+
+def _alone(value: _Value) -> _Value:
+    """Return a copy of a tensor that is a part of a larger one, which ``torch.save`` would write as a whole."""
+    if type(value) is Tensor and value.untyped_storage().nbytes() > value.nbytes:
+        return cast(_Value, value.clone())
+    return value
 
 
 def _is_or_extends(name: str, frozen: set[str]) -> bool:

@@ -181,40 +181,36 @@ def decode(
             which is correct for any causal model.
         kept: KV cache of the prompts of the previous call, which is reused for prompts that begin with one of them, if
             ``share`` is True; None computes all prompts in full.
-        static: decode with constant shapes, each response in a row of its own; correct only if every layer attends to
-            all earlier tokens.
+        static: decode with constant shapes; correct only if every layer attends to all earlier tokens.
     """
     device = next(model.parameters()).device
     unique, index = distinct_prompts(prompts)
     if sampling.temperature == 0 and len(unique) < len(prompts):  # equal prompts have equal greedy responses
-        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached}
-        options |= {"kept": kept, "static": static}
-        greedy = decode(model, unique, uniforms[: len(unique)], sampling, **options)
+        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached, "kept": kept}
+        greedy = decode(model, unique, uniforms[: len(unique)], sampling, static=static, **options)
         return Responses(ids=greedy.ids[index], mask=greedy.mask[index], logprobs=greedy.logprobs[index])
     uniforms, stop = uniforms.to(device), torch.tensor(sorted(stop_ids), device=device)
-    num_rows, steps = len(prompts), sampling.max_new_tokens
+    num_rows, steps, width = len(prompts), sampling.max_new_tokens, 0
     if static:
-        filled, prompt = prefill(model, unique, share, kept), torch.tensor(index, device=device)
-        return Responses(**sample_responses(model, filled, prompt, uniforms, sampling, stop, stops)._asdict())
+        filled, of_rows = prefill(model, unique, share, kept), torch.tensor(index, device=device)
+        return Responses(**sample_responses(model, filled, of_rows, uniforms, sampling, stop, stops)._asdict())
     decoding = _CachedDecoding(model, share, prompts, steps, kept) if cached else UncachedDecoding(model, prompts)
     logits = decoding.logits
     out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
     out_mask = torch.zeros(num_rows, steps, dtype=torch.bool, device=device)
     out_logprobs = torch.zeros(num_rows, steps, dtype=tempered(logits[:0], 1.0).dtype, device=device)
-    step = 0
     for step in range(steps):
         turn, text, logprobs = decoding.turn, decoding.text, sampling_logprobs(logits, sampling)
-        token = sample_tokens(logprobs, uniforms[turn, step], text)
+        token, width = sample_tokens(logprobs, uniforms[turn, step], text), step + 1
         out_ids[turn, step], out_mask[turn, step] = token, True  # the mask covers the stop token as well
         out_logprobs[turn, step] = logprobs[text, token]
         unfinished = ~torch.isin(token, stop)
         if stops is not None:
-            ended = [stops(ids) for ids in out_ids[turn, : step + 1].tolist()]
+            ended = [stops(ids) for ids in out_ids[turn, :width].tolist()]
             unfinished = unfinished & ~torch.tensor(ended, device=device)
         if step == steps - 1 or not unfinished.any():
             break
         logits = decoding.append(token, unfinished)
-    width = step + 1
     return Responses(ids=out_ids[:, :width], mask=out_mask[:, :width], logprobs=out_logprobs[:, :width])
 
 

@@ -92,8 +92,8 @@ _CHUNK = {"cpu": 2**21}
 """Number of logits per chunk: small compared with :data:`AT_ONCE`, but large enough that reading the weights of the
 head for every chunk takes little time."""
 _CHUNK_ELSEWHERE = 2**27
-"""The same on a GPU, on which starting the kernels of a small chunk takes longer than computing it; in float32 these
-logits take 0.5 GiB. Not measured."""
+"""The same on a GPU, on which starting the kernels of a small chunk takes longer than computing it. In float32 these
+logits take 0.5 GiB, and the backward pass three times as much. Not measured."""
 _LARGE = 2**13
 """Smallest vocabulary size for which chunks are used."""
 _MIN_CHUNK_TOKENS = 8

@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
         self.has_critic_adapter = False
         self._warned_of_kernel = self._warned_of_cache = False
         self.lower: LowerLayers | None = None
-        self.chunks = False
+        self.chunks = self.attends_to_all = False
         self.kept: KeptPrompts | None = None
 
     def configure(self) -> None:
@@ -123,7 +123,6 @@ class LanguageModel(nn.Module):
             ValueError: If the model does not number the positions of a text from zero.
         """
         self._set_kernel(self.model)
-        self.attends_to_all = False
         if not numbers_positions_from_zero(self.model, self.device):
             raise ValueError(
                 f"language_model.name is {self.config.name!r}, a {self.model.config.model_type}, which does not number "

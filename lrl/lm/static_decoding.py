@@ -12,26 +12,25 @@ as rounding does not change them.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import sys
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from lrl.lm.attention import bare, compute_dtype, kernel_of
-from lrl.lm.forward import pass_limit, replaced_forward
+from lrl.lm.attention import HALVED, compute_dtype, kernel_of
+from lrl.lm.forward import pass_limit
+from lrl.lm.fused_parts import fused_parts, join_weights
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.lm.prefill import Prefilled
 from lrl.types import SamplingConfig
@@ -40,6 +39,8 @@ TOKENS_PER_CHECK = 8
 """Number of tokens between two checks whether all responses have ended."""
 _MAX_GRAPHS = 8
 """Number of graphs that are kept per model."""
+_NEAR, _NEAR_HALVED = 1e-3, 0.25
+"""Largest difference, in nats, between log-probabilities of a recorded step and of the model, in 32 and in 16 bits."""
 _WARM_UP = 2
 """Number of steps that are computed before a graph is recorded, in which libraries allocate their workspaces."""
 
@@ -112,6 +113,8 @@ class StaticDecoding:
         self.layers = [self._layer(layer, rows, columns + steps) for layer in like.cache.layers]
         self.cache = DynamicCache()
         self.cache.layers = list[Any](self.layers)
+        self.size = sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)
+        """Size of the KV cache in bytes."""
         self.graph: Any = None
 
     def _layer(self, like: Any, rows: int, columns: int) -> _StaticLayer:
@@ -129,37 +132,61 @@ class StaticDecoding:
         """Record :meth:`step` as a CUDA graph, with compiled parts if possible.
 
         Without a graph, every step is computed. A warning says, once per class of model, what could not be done.
+
+        Raises:
+            torch.OutOfMemoryError: If the GPU has too little memory.
         """
-        for compiled, without in ((True, "compiled parts"), (False, "a CUDA graph")):
+        for compiled, missing in ((True, "compiled parts"), (False, "a CUDA graph")):
             try:
                 self._record(compiled)
                 return
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:  # there is no C compiler, or the model reads from the GPU
+                self.graph = None
                 for layer in self.layers:
                     layer.write = _write
                 reason = str(error).strip().partition("\n")[0]
-                if (type(self.model), without) in _warned:
+                if (type(self.model), missing) in _warned:
                     continue
-                _warned.add((type(self.model), without))
-                logging.getLogger("lrl").warning("decoding is slower, without %s: %s", without, reason)
+                _warned.add((type(self.model), missing))
+                logging.getLogger("lrl").warning("decoding is slower, without %s: %s", missing, reason)
 
     def _record(self, compiled: bool) -> None:
-        """Record :meth:`step`, see :meth:`record`."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with fused_parts(self.model, compiled), self._autocast():
-            for layer in self.layers if compiled else ():
-                layer.write = torch.compile(_write)
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP):
-                    self._reset()
+        """Record :meth:`step`, see :meth:`record`.
+
+        Raises:
+            RuntimeError: If the step cannot be recorded, or the graph computes other log-probabilities.
+        """
+        with torch.cuda.device(self.ids.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with fused_parts(self.model, compiled), self._autocast():
+                for layer in self.layers if compiled else ():
+                    layer.write = torch.compile(_write)
+                with torch.cuda.stream(stream):
+                    for _ in range(_WARM_UP):
+                        self._reset()
+                        self.step()
+                torch.cuda.current_stream().wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                self._reset()
+                with torch.cuda.graph(graph, stream=stream):
                     self.step()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            self._reset()
-            with torch.cuda.graph(graph, stream=stream):
-                self.step()
+            expected, found = self._first_sample(self.step), self._first_sample(graph.replay)
+        near = _NEAR_HALVED if self.mask.dtype in HALVED else _NEAR
+        if not torch.allclose(expected, found, atol=near, rtol=0):
+            raise RuntimeError("the graph computes other log-probabilities than the model")
         self.graph = graph
+
+    def _first_sample(self, step: Callable[[], None]) -> Tensor:
+        """Return the log-probabilities ``(row,)`` that a step samples after a single token; for :meth:`_record`."""
+        self._reset()
+        self.mask.fill_(self.hidden)
+        self.ids.zero_()
+        self.positions.zero_()
+        step()
+        return self.out_logprobs[:, 0].clone()
 
     def _reset(self) -> None:
         """Let the next token be the first one after the prompt."""
@@ -213,6 +240,8 @@ class StaticDecoding:
         before = self.columns - width
         read: list[Any] = filled.cache.layers
         for own, other in zip(self.layers, read, strict=True):
+            own.keys.zero_()  # a NaN of an earlier call would pass through the mask
+            own.values.zero_()
             own.keys[:responses, :, before : self.columns] = other.keys[prompt]
             own.values[:responses, :, before : self.columns] = other.values[prompt]
         self.mask.fill_(self.hidden)
@@ -278,94 +307,6 @@ class Sampled(NamedTuple):
     logprobs: Tensor
 
 
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of linear layers of a module that have the same input."""
-
-
-@contextmanager
-def fused_parts(model: nn.Module, compiled: bool) -> Iterator[None]:
-    """Inside a ``with`` block, let fewer and larger kernels compute a model.
-
-    Linear layers with the same input are computed by one matrix product, see :func:`join_weights`. Norms and rotary
-    embeddings, which otherwise take up to ten kernels each, are compiled.
-
-    Args:
-        model: a causal LM, which peft may have wrapped.
-        compiled: whether to compile.
-    """
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # deprecations inside of PyTorch's compiler
-        for layers in _layers_with_equal_input(model):
-            first, *others = _joined_forwards(layers)
-            stack.enter_context(replaced_forward(layers[0], first))
-            for layer, forward in zip(layers[1:], others, strict=True):
-                stack.enter_context(replaced_forward(layer, forward))
-        for part in bare(model).modules() if compiled else ():
-            if type(part).__name__.endswith("RMSNorm"):
-                stack.enter_context(replaced_forward(part, torch.compile(part.forward)))
-        names = vars(sys.modules[type(bare(model)).__module__])
-        if compiled and (rotate := names.get("apply_rotary_pos_emb")) is not None:
-            names["apply_rotary_pos_emb"] = torch.compile(rotate)
-            stack.callback(names.__setitem__, "apply_rotary_pos_emb", rotate)
-        yield
-
-
-def _layers_with_equal_input(model: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Yield groups of linear layers with the same input, as :func:`join_weights` expects them."""
-    for part in bare(model).modules():
-        for names in _TOGETHER:
-            layers = [getattr(part, name, None) for name in names]
-            layers = [getattr(layer, "base_layer", layer) for layer in layers]  # inside peft's layer
-            if all(type(layer) is nn.Linear for layer in layers):
-                found: list[Any] = layers
-                if len({(layer.in_features, layer.weight.dtype, layer.bias is None) for layer in found}) == 1:
-                    yield found
-
-
-@torch.no_grad()
-def join_weights(model: nn.Module) -> None:
-    """Let the weights of linear layers with the same input be parts of one tensor, so that one product computes them.
-
-    The weights stay parameters with the same values, and an optimiser that changes them changes the tensor. Nothing
-    happens to weights that are joined already.
-
-    Args:
-        model: a causal LM, which peft may have wrapped.
-    """
-    for layers in _layers_with_equal_input(model):
-        weights: list[Any] = [layer.weight for layer in layers]
-        biases: list[Any] = [layer.bias for layer in layers]
-        for parts in (weights, biases):
-            if parts[0] is not None and not _are_joined(parts):
-                whole = torch.cat([part.data for part in parts])
-                for part, data in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-                    part.data = data
-
-
-def _are_joined(parts: list[Tensor]) -> bool:
-    """Return whether tensors follow each other in the same memory."""
-    if len({part.untyped_storage().data_ptr() for part in parts}) > 1:
-        return False
-    return all(after.data_ptr() == part.data_ptr() + part.nbytes for part, after in itertools.pairwise(parts))
-
-
-def _joined_forwards(layers: list[nn.Linear]) -> list[Callable[[Tensor], Tensor]]:
-    """Return forward passes of layers with joined weights: the first one computes the outputs of all."""
-    sizes = [layer.out_features for layer in layers]
-    weight, bias = layers[0].weight.detach(), layers[0].bias
-    weight = weight.as_strided((sum(sizes), weight.shape[1]), weight.stride())
-    bias = None if bias is None else bias.detach().as_strided((sum(sizes),), (1,))
-    outputs: list[Tensor] = []
-
-    def first(states: Tensor) -> Tensor:
-        """Compute the outputs of all layers, and return that of the first."""
-        outputs[:] = functional.linear(states, weight, bias).split(sizes, dim=-1)
-        return outputs[0]
-
-    return [first, *(lambda _, number=number: outputs[number] for number in range(1, len(layers)))]
-
-
 _graphs: WeakKeyDictionary[nn.Module, OrderedDict[tuple[Any, ...], StaticDecoding]] = WeakKeyDictionary()
 """The graphs of each model by what they depend on, the least recently used first."""
 _warned: set[tuple[type, str]] = set()
@@ -376,8 +317,15 @@ _lock = threading.Lock()
 
 def can_record(model: Any) -> bool:
     """Return whether decoding steps of a model can be recorded: its weights are on one GPU and not sharded."""
-    weights = list(model.parameters())
-    return all(weight.device.type == "cuda" and not isinstance(weight, DTensor) for weight in weights)
+    devices = {weight.device for weight in model.parameters()}
+    return len(devices) == 1 and devices.pop().type == "cuda" and not is_sharded(model)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether a strategy keeps the weights in shards, also while they are gathered: FSDP or DeepSpeed."""
+    if any(isinstance(part, (FSDPModule, FullyShardedDataParallel)) for part in model.modules()):
+        return True
+    return any(isinstance(weight, DTensor) or hasattr(weight, "ds_id") for weight in model.parameters())
 
 
 def sample_responses(
@@ -389,7 +337,7 @@ def sample_responses(
     stop: Tensor,
     stops: Callable[[list[int]], bool] | None,
 ) -> Sampled:
-    """Sample a response to each of some prompts; on a GPU, by a recorded graph.
+    """Sample responses to prompts; on a GPU, by a recorded graph.
 
     Args:
         model: called as a Hugging Face causal LM is; every layer must attend to all earlier tokens.
@@ -408,9 +356,8 @@ def sample_responses(
             decoding.begin(filled, some, own_bits)
             parts.append(decoding.run(sampling.max_new_tokens, stops, len(some)))
     width = max(part.ids.shape[1] for part in parts)
-    return Sampled(
-        *(torch.cat([functional.pad(one, (0, width - one.shape[1])) for one in same]) for same in zip(*parts))
-    )
+    padded = [[functional.pad(field, (0, width - field.shape[1])) for field in part] for part in parts]
+    return Sampled(*map(torch.cat, zip(*padded, strict=True)))
 
 
 def _most_rows(filled: Prefilled, steps: int) -> int:
@@ -420,10 +367,15 @@ def _most_rows(filled: Prefilled, steps: int) -> int:
         filled: distinct prompts with their KV cache.
         steps: maximum number of tokens of a response.
     """
+    rows = pass_limit(filled.logits.device) // _bytes_per_row(filled, steps)
+    return 1 << max(0, rows.bit_length() - 1)
+
+
+def _bytes_per_row(filled: Prefilled, steps: int) -> int:
+    """Return the size of a row of the KV cache; see :func:`_most_rows`."""
     layers: list[Any] = filled.cache.layers
     per_column = sum(layer.keys[0, :, 0].nbytes + layer.values[0, :, 0].nbytes for layer in layers)
-    per_row = per_column * (rounded_columns(filled.mask.shape[1]) + steps)
-    return 1 << max(0, (pass_limit(filled.logits.device) // per_row).bit_length() - 1)
+    return per_column * (rounded_columns(filled.mask.shape[1]) + steps)
 
 
 def _decoding(model: Any, filled: Prefilled, responses: int, sampling: SamplingConfig, stop: Tensor) -> StaticDecoding:
@@ -438,11 +390,14 @@ def _decoding(model: Any, filled: Prefilled, responses: int, sampling: SamplingC
     if key not in kept:
         for old in [old for old in kept if old[-1] != state]:
             del kept[old]
-        while len(kept) >= _MAX_GRAPHS:
+        size = rows * _bytes_per_row(filled, sampling.max_new_tokens)
+        limit = pass_limit(filled.logits.device)
+        while kept and (len(kept) >= _MAX_GRAPHS or size + sum(one.size for one in kept.values()) > limit):
             kept.popitem(last=False)
-        kept[key] = StaticDecoding(model, filled, rows, columns, sampling, stop)
+        decoding = StaticDecoding(model, filled, rows, columns, sampling, stop)
         if on_gpu and sampling.max_new_tokens > 1:
-            kept[key].record()
+            decoding.record()
+        kept[key] = decoding
     kept.move_to_end(key)
     return kept[key]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import torch
@@ -181,7 +182,7 @@ def log_transcripts(loggers: Iterable[Logger], text: str, step: int) -> None:
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_text("transcripts", f"```\n{text}\n```", step)
+            logger.experiment.add_text("transcripts", indent(text, "    "), step)  # an indented block of Markdown
         elif isinstance(logger, WandbLogger):
             logger.log_table("transcripts", columns=["collection", "episode"], data=[[step, text]])
 
@@ -192,7 +193,7 @@ def log_figure(loggers: Iterable[Logger], path: Path, step: int) -> None:
     Args:
         loggers: loggers of the trainer.
         path: the file.
-        step: number of optimiser steps.
+        step: step of the picture in TensorBoard.
     """
     from matplotlib.image import imread
 

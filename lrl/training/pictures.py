@@ -56,7 +56,7 @@ class PolicyPicture(L.Callback):
         if trainer.is_global_zero:
             self._draw_curve(trainer, baselines, folder)
             for path in filter(Path.exists, (folder / "policy.png", folder / "learning_curve.png")):
-                log_figure(trainer.loggers, path, trainer.global_step)
+                log_figure(trainer.loggers, path, trainer.current_epoch)
 
     def _draw_policy(self, trainer: L.Trainer, pl_module: L.LightningModule, lake: Lake, folder: Path) -> None:
         greedy, sampled = _evaluated(trainer, pl_module, lake, self.samples)
