@@ -27,9 +27,9 @@ NOT_RUN = re.compile(
     r"^(lrl (fetch|merge|run_seeds|search_table|sweep|zero_shot) "
     r"|lrl (?!fit).*(smollm2|--api_url|--model merged|/noise )"
     r"|lrl fit .*(--config (?!configs/)|LearnedReward|CloneLikelihoodReward|/reward_model\.yaml --)"
-    r"|python server/|python scripts/credit_truth.py --json)"
+    r"|python server/|python scripts/credit_truth.py --json|python scripts/benchmark.py (gpu|served) )"
 )
-"""Commands that take hours, or need a hub, a server or what another of them has written."""
+"""Commands that take hours, or need a hub, a server, a GPU or what another of them has written."""
 IN_BFLOAT16 = "configs/babyai/ppo_direct.yaml"
 """Processors that do not compute in bfloat16 emulate it slowly: of six configurations one is run as written."""
 
@@ -228,7 +228,8 @@ def test_there_are_commands_to_run():
 def test_a_short_run_has_the_reduced_sizes(tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr(LRLCLI, "_run_subcommand", lambda self, _: seen.update(vars(self.datamodule)))
-    result = run_shortened(f"{TRAINING[0]} --run_directory {tmp_path / 'run'}", str(tmp_path))
+    command = "lrl fit --config configs/frozen_lake/grpo.yaml"
+    result = run_shortened(f"{command} --run_directory {tmp_path / 'run'}", str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert {name: seen[name] for name in SMALL if name in seen} == {
         "num_groups": 4,
