@@ -27,7 +27,7 @@ NOT_RUN = re.compile(
     r"^(lrl (fetch|merge|run_seeds|search_table|sweep|zero_shot) "
     r"|lrl (?!fit).*(smollm2|--api_url|--model merged|/noise )"
     r"|lrl fit .*(--config (?!configs/)|LearnedReward|CloneLikelihoodReward|/reward_model\.yaml --)"
-    r"|python server/|python scripts/credit_truth.py --json|python scripts/benchmark.py (gpu|served) )"
+    r"|python server/|python scripts/credit_truth.py --json|python scripts/benchmark.py (gpu|served)\b)"
 )
 """Commands that take hours, or need a hub, a server, a GPU or what another of them has written."""
 IN_BFLOAT16 = "configs/babyai/ppo_direct.yaml"
