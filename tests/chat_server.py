@@ -63,7 +63,49 @@ def dropped():
     return Fault(close=True)
 
 
-class ChatServer:
+class KillableServer:
+    """Serves requests from a thread inside a ``with`` block; it can be killed and started again on the same port.
+
+    Args:
+        handler: class that handles a connection; the ``owner`` of its server is this object.
+        root: path at the end of :attr:`url`.
+    """
+
+    def __init__(self, handler, root=""):
+        self.handler, self.root, self.port = handler, root, 0
+        self._server = self._thread = None
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}{self.root}"
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self):
+        """Start the server; a second call after :meth:`stop` uses the same port."""
+        self._server = _Server(("127.0.0.1", self.port), self.handler)
+        self._server.owner, self.port = self, self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        """Stop like a killed process: cut open connections, and reject new ones until the next :meth:`start`."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.killed = True
+            for connection in list(server.connections):
+                _cut(connection)
+            server.shutdown()
+            server.server_close()
+            self._thread.join()
+
+
+class ChatServer(KillableServer):
     """Serves ``POST /v1/chat/completions`` from a thread inside a ``with`` block.
 
     Args:
@@ -79,40 +121,12 @@ class ChatServer:
     """
 
     def __init__(self, respond, usage=True):
+        super().__init__(_Handler, "/v1")
         self.respond, self.usage, self.finish_reason = respond, usage, "stop"
         self.faults, self.bodies, self.headers = [], [], []
         self.message = {}  # further fields of each message
-        self.at_once = self.port = self._under_way = 0
-        self._lock, self._server, self._thread = threading.Lock(), None, None
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}/v1"
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop()
-
-    def start(self):
-        """Start the server; a second call after :meth:`stop` uses the same port."""
-        self._server = _Server(("127.0.0.1", self.port), _Handler)
-        self._server.owner, self.port = self, self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
-
-    def stop(self):
-        """Stop like a killed process: cut open connections, and reject new ones until the next :meth:`start`."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.killed = True
-            for connection in list(server.connections):
-                _cut(connection)
-            server.shutdown()
-            server.server_close()
-            self._thread.join()
+        self.at_once = self._under_way = 0
+        self._lock = threading.Lock()
 
     def receive(self, headers, body):
         """Record a request and return its fault."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import torch
-from chat_server import _cut, _Server
+from chat_server import KillableServer, _cut
 
 
 class DiedError(Exception):
@@ -59,7 +59,7 @@ def die(server, body, payload):
     raise DiedError
 
 
-class VLLMStandIn:
+class VLLMStandIn(KillableServer):
     """Serves a model from a thread inside a ``with`` block.
 
     Args:
@@ -76,22 +76,12 @@ class VLLMStandIn:
     """
 
     def __init__(self, base, raw_logprobs=False, dtype=torch.float32):
+        super().__init__(_Handler)
         self.base, self.raw_logprobs, self.dtype = str(base), raw_logprobs, dtype
         self.faults, self.stale_loads, self.loads, self.bodies, self.violations = {}, set(), [], [], []
-        self.port, self.asked, self.starts, self.waits = 0, 0, 0, []
+        self.asked, self.starts, self.waits = 0, 0, []
         self.used = set()  # names and paths of all adapters so far
-        self._lock, self._server, self._thread = threading.RLock(), None, None
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self):
-        self.start()
-        return self
-
-    def __exit__(self, *_):
-        self.stop()
+        self._lock = threading.RLock()
 
     def start(self):
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -100,19 +90,7 @@ class VLLMStandIn:
         self.tokenizer = AutoTokenizer.from_pretrained(self.base)
         self.reloaded, self.version, self.paused, self.adapters = None, "default", False, {}
         self.starts += 1
-        self._server = _Server(("127.0.0.1", self.port), _Handler)
-        self._server.owner, self.port = self, self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
-        self._thread.start()
-
-    def stop(self):
-        server, self._server = self._server, None
-        if server is not None:
-            server.killed = True
-            for connection in list(server.connections):
-                _cut(connection)
-            server.shutdown()
-            server.server_close()
+        super().start()
 
     def revive(self, event, seconds):
         """Replace a pause of the client: start the server again if it has ended."""
