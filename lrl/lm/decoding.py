@@ -9,6 +9,7 @@ the batch. On a GPU, :mod:`lrl.lm.static_decoding` computes the same with consta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, final
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from lrl.functional.distributions import tempered
 from lrl.lm.attention import compute_dtype
 from lrl.lm.forward import logits_of, packed_weights, without_gradient
+from lrl.lm.frozen_states import LowerLayers
 from lrl.lm.layouts import Turns, additive_mask, lay_out, pad_prompts
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
 from lrl.lm.model import LanguageModel
@@ -148,6 +150,7 @@ class DecodeLoop:
                 cached=model.cached,
                 kept=model.kept,
                 static=model.attends_to_all and can_record(model.model),
+                lower=model.recording,
             )
 
 
@@ -164,6 +167,7 @@ def decode(
     cached: bool = True,
     kept: KeptPrompts | None = None,
     static: bool = False,
+    lower: LowerLayers | None = None,
 ) -> Responses:
     """Sample one response per prompt.
 
@@ -182,11 +186,13 @@ def decode(
         kept: KV cache of the prompts of the previous call, which is reused for prompts that begin with one of them, if
             ``share`` is True; None computes all prompts in full.
         static: decode with constant shapes; correct only if every layer attends to all earlier tokens.
+        lower: records the states below the lowest adapter, except with constant shapes or without a KV cache; None
+            records nothing.
     """
     device = next(model.parameters()).device
     unique, index = distinct_prompts(prompts)
     if sampling.temperature == 0 and len(unique) < len(prompts):  # equal prompts have equal greedy responses
-        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached, "kept": kept}
+        options = {"stop_ids": stop_ids, "stops": stops, "share": share, "cached": cached, "kept": kept, "lower": lower}
         greedy = decode(model, unique, uniforms[: len(unique)], sampling, static=static, **options)
         return Responses(ids=greedy.ids[index], mask=greedy.mask[index], logprobs=greedy.logprobs[index])
     uniforms, stop = uniforms.to(device), torch.tensor(sorted(stop_ids), device=device)
@@ -194,7 +200,12 @@ def decode(
     if static:
         filled, of_rows = prefill(model, unique, share, kept), torch.tensor(index, device=device)
         return Responses(**sample_responses(model, filled, of_rows, uniforms, sampling, stop, stops)._asdict())
-    decoding = _CachedDecoding(model, share, prompts, steps, kept) if cached else UncachedDecoding(model, prompts)
+    if cached:
+        decoding = _CachedDecoding(model, share, prompts, steps, kept, lower)
+    else:
+        decoding, lower = UncachedDecoding(model, prompts), None
+    below = list[Tensor]()
+    """States below the lowest adapter that each token of the responses is predicted from, ``(response, hidden)``."""
     logits = decoding.logits
     out_ids = torch.zeros(num_rows, steps, dtype=torch.long, device=device)
     out_mask = torch.zeros(num_rows, steps, dtype=torch.bool, device=device)
@@ -211,6 +222,12 @@ def decode(
         if step == steps - 1 or not unfinished.any():
             break
         logits = decoding.append(token, unfinished)
+        if lower is not None:
+            assert isinstance(decoding, _CachedDecoding)
+            states = decoding.states[decoding.text]
+            below.append(states.new_zeros(num_rows, states.shape[1]).index_copy(0, decoding.turn, states))
+    if lower is not None and below:
+        lower.record_responses(prompts, out_ids, out_mask.sum(1), torch.stack(below, 1))
     return Responses(ids=out_ids[:, :width], mask=out_mask[:, :width], logprobs=out_logprobs[:, :width])
 
 
@@ -249,14 +266,24 @@ class _CachedDecoding:
         prompts: token ids, one sequence per response.
         steps: the maximum number of tokens of a response.
         kept: KV cache of the prompts of the previous call, see :func:`decode`.
+        lower: records the states below the lowest adapter, see :func:`decode`.
     """
 
+    states: Tensor
+    """States below the lowest adapter of the last token of each text, ``(text, hidden)``, if they are recorded."""
+
     def __init__(
-        self, model: Any, share: bool, prompts: Sequence[Sequence[int]], steps: int, kept: KeptPrompts | None = None
+        self,
+        model: Any,
+        share: bool,
+        prompts: Sequence[Sequence[int]],
+        steps: int,
+        kept: KeptPrompts | None = None,
+        lower: LowerLayers | None = None,
     ) -> None:
-        self.model, self.share, self.step = model, share, 0
+        self.model, self.share, self.step, self.lower = model, share, 0, lower
         unique, index = distinct_prompts(prompts)
-        logits, mask, self.cache, _ = prefill(model, unique, share, kept)
+        logits, mask, self.cache, _ = prefill(model, unique, share, kept, lower=lower)
         prompt_of = torch.tensor(index, device=mask.device)
         counts = torch.bincount(prompt_of)
         self.max_texts = texts_per_row(counts, mask.shape[1], steps) if share else 1
@@ -292,13 +319,16 @@ class _CachedDecoding:
             attention = additive_mask(visible, compute_dtype(self.model))
         else:  # every row is one response
             attention = torch.cat([self.mask, self.seen.new_ones(len(self.mask), self.seen.shape[1])], dim=1).long()
-        out = self.model(
-            input_ids=ids,
-            attention_mask=attention,
-            position_ids=(self.lengths + self.step)[:, None].expand_as(ids),
-            past_key_values=self.cache,
-            use_cache=True,
-        )
+        with nullcontext([]) if self.lower is None else self.lower.watched() as below:
+            out = self.model(
+                input_ids=ids,
+                attention_mask=attention,
+                position_ids=(self.lengths + self.step)[:, None].expand_as(ids),
+                past_key_values=self.cache,
+                use_cache=True,
+            )
+        if self.lower is not None:
+            self.states = below[0][row, place]
         self.step += 1
         return out.logits[row, place]
 

@@ -1,16 +1,20 @@
 """A cache of hidden states below the lowest adapter, which do not change in training.
 
-The layers below the lowest adapter compute the same function for the policy, the reference and the critic. Their output
-is computed once per prompt and once per response. Batches have fixed shapes, so that the output depends only on the
-text. Gradients are therefore bit-identical whether states are cached or computed again, for example after an eviction
-or a resume, or in another minibatch. A forward pass then starts above these layers (:class:`lrl.lm.layouts.Lower`). If
-a prompt recurs with another response, its keys and values are cached as well, in at most half of the memory.
+The layers below the lowest adapter compute the same function for the policy, the reference and the critic. What they
+compute while a collection is played is recorded and used in its update. Everything else is computed once per prompt and
+once per response, in batches of fixed shapes, so that the output depends only on the text. Gradients are therefore
+bit-identical whether these states are cached or computed again, for example after an eviction or a resume, or in
+another minibatch. Recorded states depend on the batch as well; they are dropped with the next collection, and stored
+in checkpoints that are written within a collection. A forward pass then starts above these layers
+(:class:`lrl.lm.layouts.Lower`). If a prompt recurs with another response, its keys and values are cached as well, in at
+most half of the memory.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
@@ -19,6 +23,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from lrl.lm.adapters import decoder_layers
@@ -35,10 +40,10 @@ from lrl.lm.forward import (
     trained_layers,
     without_gradient,
 )
-from lrl.lm.layouts import Candidates, Layout, Lower, Turns, additive_mask, in_subtree, lay_out
+from lrl.lm.layouts import Candidates, Continuation, Layout, Lower, Turns, additive_mask, continuations, lay_out
 
-PIECE = 64
-"""Number of tokens of a piece of a prompt, for prompts with history."""
+_PIECE = 64
+"""Largest number of tokens of a piece of a prompt, for prompts with history."""
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Keys and values of each layer: ``(head, token, size)`` for a text, ``(row, head, column, size)`` for a batch."""
@@ -47,38 +52,6 @@ _BATCH_COLUMNS = 32
 batches compute for padding and unused rows."""
 _AT_ONCE = 2**13
 """Largest number of prompt tokens whose keys and values are in memory at the same time."""
-
-
-class Continuation(NamedTuple):
-    """The tokens after a prompt: a response, or the prefixes of several candidates."""
-
-    ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    """Position of each token, where the first token after the prompt has position 0."""
-    last: tuple[int, ...]
-    """For each token, the index of the last token that attends to it."""
-
-    @classmethod
-    def of(cls, ids: tuple[int, ...]) -> Continuation:
-        """Return a continuation that is a single text, such as a response."""
-        return cls(ids, tuple(range(len(ids))), (len(ids) - 1,) * len(ids))
-
-    @classmethod
-    def of_candidates(cls, candidates: Candidates) -> Continuation:
-        """Return a continuation that contains the prefixes of all candidates."""
-        parts = candidates.prefix_ids, candidates.prefix_sizes - 1, candidates.prefix_last
-        return cls(*(tuple(part.tolist()) for part in parts))
-
-    def attended(self, device: torch.device) -> Tensor:
-        """Return for each token (row) which tokens (columns) it attends to, bool ``(token, token)``."""
-        return in_subtree(torch.tensor(self.last, dtype=torch.long, device=device))
-
-
-def continuations(turns: Turns) -> list[Continuation]:
-    """Return the response of each turn."""
-    sizes = turns.response_mask.sum(1).tolist()
-    rows = [tuple(row[:size]) for row, size in zip(turns.response_ids.tolist(), sizes, strict=True)]
-    return [*map(Continuation.of, rows)]
 
 
 class _Key(NamedTuple):
@@ -104,15 +77,20 @@ class LowerLayers:
 
     def __init__(self, model: Any, depth: int, max_bytes: int) -> None:
         self.model, self.depth, self.max_bytes = model, depth, max_bytes
-        self.block: int | None = None
-        """Number of tokens of a piece. Prompts are computed and cached by piece, so that prompts that continue other
-        prompts reuse their pieces; None computes each prompt as a whole."""
+        self.ends: Collection[int] | None = None
+        """Tokens that end a message. Prompts are computed and cached by piece, and a piece ends before such a token or
+        after :data:`_PIECE` tokens. Prompts that continue other prompts reuse their pieces. None computes each prompt
+        as a whole."""
         self.max_positions = max_positions(model)
         self.computed_tokens = 0
         """Number of tokens that have been computed, for tests and benchmarks."""
         self.random_in_training = has_dropout(model, depth)
         """Whether the lower layers apply dropout in training mode, in which states then cannot be cached."""
         self._kept = LRUCache[Tensor](max_bytes)
+        self._recorded: dict[_Key, Tensor] = {}
+        """States that were computed while the current collection was played."""
+        self._recorded_bytes = 0
+        self._recorded_of: Hashable = None
         self._prompts = LRUCache[KeysAndValues](max_bytes // 2)
         self._weights: tuple[Any, ...] = ()
         self._place_matters: dict[tuple[Any, ...], bool] = {}
@@ -136,7 +114,7 @@ class LowerLayers:
         """
         used, turn = torch.unique(torch.where(layout.turn < 0, layout.turn.max(), layout.turn), return_inverse=True)
         turns = Turns(*(part[used] for part in turns))
-        if candidates is None and self.block is not None:
+        if candidates is None and self.ends is not None:
             texts = [tuple(token for token in row if token >= 0) for row in turns.predicting().tolist()]
             after = [Continuation.of(())] * len(texts)
         else:
@@ -144,15 +122,20 @@ class LowerLayers:
             texts = [tuple(row[:size]) for row, size in zip(turns.prompt_ids.tolist(), sizes, strict=True)]
             of_candidates = None if candidates is None else Continuation.of_candidates(candidates)
             after = continuations(turns) if of_candidates is None else [of_candidates] * len(texts)
-        states, pieces, rest = self.states(texts, after)
-        lengths, block = torch.tensor([*map(len, texts)], device=turn.device), self._block(texts)
-        beyond = layout.index - lengths[turn]
-        inside = torch.where(beyond < 0, layout.index, 0)
-        index = torch.where(beyond < 0, pieces[turn, inside // block] + inside % block, rest[turn] + beyond)
+        states, place, rest = self.states(texts, after)
+        beyond = layout.index - torch.tensor([*map(len, texts)], device=turn.device)[turn]
+        index = torch.where(beyond < 0, place[turn, torch.where(beyond < 0, layout.index, 0)], rest[turn] + beyond)
         return replace(layout, lower=Lower(self.depth, states[torch.where(layout.turn < 0, 0, index)]))
 
-    def _block(self, prompts: Sequence[tuple[int, ...]]) -> int:
-        return self.block or max(map(len, prompts))
+    def _cuts(self, prompt: tuple[int, ...]) -> list[int]:
+        """Return the number of tokens up to the end of each piece of a prompt, in ascending order."""
+        if self.ends is None:
+            return [len(prompt)]
+        cuts = [0]
+        for place, token in enumerate(prompt):
+            if place - cuts[-1] == _PIECE or (token in self.ends and place > cuts[-1]):
+                cuts.append(place)
+        return [*cuts[1:], len(prompt)]
 
     @torch.no_grad()
     def states(
@@ -165,40 +148,133 @@ class LowerLayers:
             after: continuation of the prompt of each turn.
 
         Returns:
-            All states, ``(token, hidden)``, where the first one is 0 and stands for padding; for each piece of each
-            prompt, the index of its first state, int64 ``(turn, piece)``; and the index of the first state of each
-            continuation, int64 ``(turn,)``.
+            All states, ``(token, hidden)``, where the first one is 0 and stands for padding; the index of the state of
+            each token of each prompt, int64 ``(turn, prompt)``; and the index of the first state of each continuation,
+            int64 ``(turn,)``.
         """
         self._drop_if_weights_changed()
-        block, keys, found = self._block(prompts), list[list[_Key]](), dict[_Key, Tensor]()
+        keys, found = list[list[_Key]](), dict[_Key, Tensor]()
         following = [_Key(self._mark, *turn) if turn[1].ids else None for turn in zip(prompts, after, strict=True)]
         missing: dict[tuple[int, ...], dict[_Key, None]] = {}
-        pieces_of = {prompt: self._pieces(prompt, block) for prompt in dict.fromkeys(prompts)}
+        pieces_of = {prompt: self._pieces(prompt) for prompt in dict.fromkeys(prompts)}
         for prompt, then in zip(prompts, following, strict=True):
             keys.append([*pieces_of[prompt], *([then] if then else [])])
             for key in keys[-1]:
-                if key not in found and (states := self._kept.get(key)) is not None:
+                if key in found:
+                    continue
+                states = self._recorded[key] if key in self._recorded else self._kept.get(key)
+                if states is not None:
                     found[key] = states
             if any(key not in found for key in keys[-1]):
                 missing.setdefault(prompt, {}).update({then: None} if then else {})
         for part in _divided(missing):
-            self._compute({prompt: [*missing[prompt]] for prompt in part}, block, found)
+            self._compute({prompt: [*missing[prompt]] for prompt in part}, found)
         for key, states in found.items():
-            self._kept.put(key, states, states.nbytes)
-        self._kept.shrink(self.max_bytes - self._prompts.bytes)
+            if key not in self._recorded:
+                self._kept.put(key, states, states.nbytes)
+        room = self.max_bytes - self._recorded_bytes
+        self._prompts.shrink(min(room, self.max_bytes // 2))
+        self._kept.shrink(room - self._prompts.bytes)
         ends = list(accumulate((len(states) for states in found.values()), initial=1))
         start = dict(zip(found, ends, strict=False))
-        most = max(map(len, pieces_of.values()))
-        pieces = [[start[key] for key in pieces_of[prompt]] for prompt in prompts]
-        pieces = [[*row, *[0] * (most - len(row))] for row in pieces]
+        places = {
+            prompt: torch.cat([torch.arange(start[key], start[key] + len(found[key])) for key in pieces])
+            for prompt, pieces in pieces_of.items()
+        }
+        place = pad_sequence([places[prompt] for prompt in prompts], batch_first=True)
         rest = [start[then] if then else 0 for then in following]
         some = next(iter(found.values()))
         joined = torch.cat([some.new_zeros(1, some.shape[1]), *found.values()])
-        return joined, torch.tensor(pieces, device=some.device), torch.tensor(rest, device=some.device)
+        return joined, place.to(some.device), torch.tensor(rest, device=some.device)
 
-    def _pieces(self, prompt: tuple[int, ...], block: int) -> list[_Key]:
+    def begin_recording(self, collection: Hashable) -> None:
+        """Drop the recorded states, unless they belong to this collection."""
+        if collection != self._recorded_of:
+            self.load_recorded([])
+            self._recorded_of = collection
+
+    @contextmanager
+    def watched(self) -> Iterator[list[Tensor]]:
+        """Collect the states ``(row, column, hidden)`` of each forward pass inside a ``with`` block."""
+        found: list[Tensor] = []
+        layer = decoder_layers(self.model)[1][self.depth - 1]
+
+        def keep(_: Any, given: Any, out: Any) -> None:
+            """Store the output of the layer."""
+            found.append(out)
+
+        handle = layer.register_forward_hook(keep)
+        try:
+            yield found
+        finally:
+            handle.remove()
+
+    def record(self, prompt: Sequence[int], states: Tensor) -> None:
+        """Store the states of the last tokens of a prompt, which were computed while it was played.
+
+        Args:
+            prompt: token ids of the prompt, or of a prompt with its response.
+            states: ``(token, hidden)``. States of earlier tokens must have been recorded before.
+        """
+        self._drop_if_weights_changed()
+        prompt = tuple(prompt)
+        start, first = len(prompt) - len(states), 0
+        for end in self._cuts(prompt):
+            if end > start:
+                own = states[max(first - start, 0) : end - start]
+                if first < start:  # the piece began in the prompt that this one continues
+                    head = self._recorded.get(_Key(self._mark, prompt[:start]))
+                    own = None if head is None else torch.cat([head, own])
+                if own is not None:
+                    self._put(_Key(self._mark, prompt[:end]), own)
+            first = end
+
+    def record_after(self, prompt: Sequence[int], after: Continuation, states: Tensor) -> None:
+        """Store the states of a continuation, which were computed while it was played.
+
+        Args:
+            prompt: token ids of the prompt.
+            after: the tokens after it.
+            states: ``(token, hidden)``. The last ones may be missing if nothing is predicted from them.
+        """
+        if after.ids:
+            padding = (0, 0, 0, len(after.ids) - len(states))
+            self._put(_Key(self._mark, tuple(prompt), after), functional.pad(states, padding))
+
+    def record_responses(self, prompts: Sequence[Sequence[int]], ids: Tensor, sizes: Tensor, states: Tensor) -> None:
+        """Store the states of responses, which were computed while they were sampled.
+
+        Args:
+            prompts: token ids of the prompt of each response.
+            ids: token ids of the responses, int64 ``(response, token)``.
+            sizes: number of tokens of each response, int64 ``(response,)``.
+            states: ``(response, token, hidden)`` of all tokens except the last one, from which nothing is predicted.
+        """
+        for prompt, row, size, of_row in zip(prompts, ids.tolist(), sizes.tolist(), states, strict=True):
+            if self.ends is None:
+                self.record_after(prompt, Continuation.of(tuple(row[:size])), of_row[: size - 1])
+            else:
+                self.record([*prompt, *row[: size - 1]], of_row[: size - 1])
+
+    def _put(self, key: _Key, states: Tensor) -> None:
+        """Store recorded states if they are new and there is room."""
+        if key not in self._recorded and self._recorded_bytes + states.nbytes <= self.max_bytes:
+            self._recorded[key] = states.clone()  # a view would keep the states of the whole batch
+            self._recorded_bytes += states.nbytes
+
+    def recorded(self) -> list[tuple[Any, ...]]:
+        """Return the recorded states for a checkpoint, each as data type, kernel, prompt, continuation and states."""
+        return [(*key.mark, key.prompt, key.after and tuple(key.after), part) for key, part in self._recorded.items()]
+
+    def load_recorded(self, recorded: Sequence[tuple[Any, ...]]) -> None:
+        """Replace the recorded states by the result of :meth:`recorded`."""
+        self._recorded, self._recorded_bytes = {}, 0
+        for dtype, kernel, prompt, after, states in recorded:
+            self._put(_Key((dtype, kernel), prompt, after and Continuation(*after)), states)
+
+    def _pieces(self, prompt: tuple[int, ...]) -> list[_Key]:
         """Return the keys of the pieces of a prompt; a key contains all tokens up to the end of the piece."""
-        return [_Key(self._mark, prompt[: start + block]) for start in range(0, len(prompt), block)]
+        return [_Key(self._mark, prompt[:end]) for end in self._cuts(prompt)]
 
     def read(self, ids: Tensor) -> tuple[Tensor, KeysAndValues]:
         """Return the states ``(row, column, hidden)`` of texts, and their keys and values.
@@ -252,30 +328,30 @@ class LowerLayers:
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         _, layers = decoder_layers(self.model)
-        found: list[Any] = []
-        handle = layers[self.depth - 1].register_forward_hook(lambda _, given, out: found.append(out))
         inner = bare(self.model).base_model
-        try:
-            with without_gradient(inner), packed_weights(layers[: self.depth]), skipped(layers[self.depth :]):
-                inner(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
-        finally:
-            handle.remove()
+        frozen, above = layers[: self.depth], layers[self.depth :]
+        with self.watched() as found, without_gradient(inner), packed_weights(frozen), skipped(above):
+            inner(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
         return found[0]
 
-    def _compute(self, missing: dict[tuple[int, ...], list[_Key]], block: int, found: dict[_Key, Tensor]) -> None:
+    def _compute(self, missing: dict[tuple[int, ...], list[_Key]], found: dict[_Key, Tensor]) -> None:
         """Compute the missing states of prompts, piece by piece, and of their continuations.
 
         Args:
             missing: prompts with missing states, each with the keys of its continuations.
-            block: number of tokens of a piece.
             found: states by key, to which the computed states are added.
         """
         past: dict[tuple[int, ...], KeysAndValues] = {}
-        longest = max(map(len, missing))
-        for start in range(0, longest, block):
-            parts = dict.fromkeys(prompt[: start + block] for prompt in missing if len(prompt) > start)
-            continued = {prompt[: start + block] for prompt in missing if len(prompt) > start + block}
-            continued |= {prompt for prompt, after in missing.items() if any(key not in found for key in after)}
+        cuts = {prompt: self._cuts(prompt) for prompt in missing}
+        before: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        """The pieces before each piece, and the pieces of each prompt; a piece contains all tokens up to its end."""
+        continued = {prompt for prompt, after in missing.items() if any(key not in found for key in after)}
+        for prompt, ends in cuts.items():
+            pieces = [prompt[:end] for end in ends]
+            before |= {piece: pieces[:number] for number, piece in enumerate(pieces)}
+            continued.update(pieces[:-1])
+        for number in range(max(map(len, cuts.values()))):
+            parts = dict.fromkeys(prompt[: ends[number]] for prompt, ends in cuts.items() if len(ends) > number)
             new = list[tuple[int, ...]]()
             for part in parts:
                 own = self._prompts.get(_Key(self._mark, part))
@@ -283,9 +359,10 @@ class LowerLayers:
                     past[part] = own
                 if _Key(self._mark, part) not in found or (part in continued and own is None):
                     new.append(part)
-            befores = [self._past(past, part[:start], block) for part in new]
-            texts = [Continuation.of(part[start:]) for part in new]
-            read = self._read_texts(texts, befores, [start] * len(new), [part in continued for part in new])
+            starts = [len(before[part][-1]) if before[part] else 0 for part in new]
+            texts = [Continuation.of(part[start:]) for part, start in zip(new, starts, strict=True)]
+            befores = [_joined([past[piece] for piece in before[part]]) for part in new]
+            read = self._read_texts(texts, befores, starts, [part in continued for part in new])
             for part, (states, own) in zip(new, read, strict=True):
                 key = _Key(self._mark, part)
                 if part in continued and part not in past:
@@ -294,19 +371,10 @@ class LowerLayers:
                         self._prompts.put(key, own, sum(k.nbytes + v.nbytes for k, v in own))
                 found.setdefault(key, states)
         after = {key: None for keys in missing.values() for key in keys if key not in found}
-        befores = [self._past(past, key.prompt, block) for key in after]
+        befores = [_joined([past[piece] for piece in (*before[key.prompt], key.prompt)]) for key in after]
         rests: list[Any] = [key.after for key in after]
         read = self._read_texts(rests, befores, [len(key.prompt) for key in after], [False] * len(after))
         found |= {key: states for key, (states, _) in zip(after, read, strict=True)}
-
-    @staticmethod
-    def _past(past: dict[tuple[int, ...], KeysAndValues], prompt: tuple[int, ...], block: int) -> KeysAndValues:
-        """Return the keys and values of a prompt, joined from those of its pieces; empty for an empty prompt."""
-        pieces = [past[prompt[: start + block]] for start in range(0, len(prompt), block)]
-        if len(pieces) < 2:
-            return pieces[0] if pieces else []
-        layers = [[*zip(*layer, strict=True)] for layer in zip(*pieces, strict=True)]
-        return [(torch.cat(keys, dim=1), torch.cat(values, dim=1)) for keys, values in layers]
 
     def _read_texts(
         self,
@@ -368,14 +436,24 @@ class LowerLayers:
         """Clear the cache if weights of the lower layers were replaced, for example by a checkpoint."""
         weights = tuple((id(part), part.data_ptr(), part._version) for part in lower_parameters(self.model, self.depth))
         if weights != self._weights:
-            self.forget()
+            if self._weights:  # the first call must not drop what a checkpoint has recorded
+                self.forget()
             self._weights = weights
 
     def forget(self) -> None:
         """Clear the cache."""
         self._kept.clear()
         self._prompts.clear()
+        self.load_recorded([])
         self._place_matters.clear()
+
+
+def _joined(pieces: Sequence[KeysAndValues]) -> KeysAndValues:
+    """Return the keys and values of a text, joined from those of its pieces; empty if there are none."""
+    if len(pieces) < 2:
+        return pieces[0] if pieces else []
+    layers = [[*zip(*layer, strict=True)] for layer in zip(*pieces, strict=True)]
+    return [(torch.cat(keys, dim=1), torch.cat(values, dim=1)) for keys, values in layers]
 
 
 def _divided(prompts: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:

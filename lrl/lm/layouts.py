@@ -198,6 +198,38 @@ class Candidates(NamedTuple):
         return cls(ids, mask, before, *torch.tensor(about, dtype=torch.long, device=device))
 
 
+class Continuation(NamedTuple):
+    """The tokens after a prompt: a response, or the prefixes of several candidates."""
+
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    """Position of each token, where the first token after the prompt has position 0."""
+    last: tuple[int, ...]
+    """For each token, the index of the last token that attends to it."""
+
+    @classmethod
+    def of(cls, ids: tuple[int, ...]) -> Continuation:
+        """Return a continuation that is a single text, such as a response."""
+        return cls(ids, tuple(range(len(ids))), (len(ids) - 1,) * len(ids))
+
+    @classmethod
+    def of_candidates(cls, candidates: Candidates) -> Continuation:
+        """Return a continuation that contains the prefixes of all candidates."""
+        parts = candidates.prefix_ids, candidates.prefix_sizes - 1, candidates.prefix_last
+        return cls(*(tuple(part.tolist()) for part in parts))
+
+    def attended(self, device: torch.device) -> Tensor:
+        """Return for each token (row) which tokens (columns) it attends to, bool ``(token, token)``."""
+        return in_subtree(torch.tensor(self.last, dtype=torch.long, device=device))
+
+
+def continuations(turns: Turns) -> list[Continuation]:
+    """Return the response of each turn."""
+    sizes = turns.response_mask.sum(1).tolist()
+    rows = [tuple(row[:size]) for row, size in zip(turns.response_ids.tolist(), sizes, strict=True)]
+    return [*map(Continuation.of, rows)]
+
+
 def pack(turns: Turns, max_row_tokens: int | None = None, candidates: Candidates | None = None) -> Layout:
     """Arrange several turns per row, and compute the tokens that they begin with once per row.
 

@@ -9,6 +9,7 @@ backward pass, so that the memory for logits does not grow with the number of to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,8 @@ from lrl.functional.distributions import tempered
 from lrl.functional.random import exponentials
 from lrl.lm.attention import bare
 from lrl.lm.forward import head_inputs
-from lrl.lm.layouts import Candidates, additive_mask, in_subtree
+from lrl.lm.frozen_states import LowerLayers
+from lrl.lm.layouts import Candidates, Continuation, additive_mask, in_subtree
 from lrl.lm.prefill import KeptPrompts, Prefilled, distinct_prompts, prefill
 from lrl.types import SamplingConfig
 
@@ -202,6 +204,7 @@ def candidate_logprobs(
     candidates: Candidates,
     mask_dtype: torch.dtype,
     kept: KeptPrompts | None = None,
+    lower: LowerLayers | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the sums of the log-probabilities of each candidate's tokens after each prompt.
 
@@ -215,15 +218,21 @@ def candidate_logprobs(
         mask_dtype: dtype of the attention mask.
         kept: KV cache of the prompts of the previous call, which is reused for prompts that begin with one of them;
             None computes all prompts in full.
+        lower: records the states below the lowest adapter; None records nothing.
 
     Returns:
         The sums ``(row, candidate)``, and the hidden states ``(row, hidden)`` at the last token of each prompt.
     """
     unique, index = distinct_prompts(prompts)
-    filled = prefill(model, unique, share=True, kept=kept)
+    filled = prefill(model, unique, share=True, kept=kept, lower=lower)
     logits = filled.logits[:, None]
     if len(candidates.prefix_ids):
-        logits = torch.cat([logits, _prefix_logits(model, filled, candidates, mask_dtype)], dim=1)
+        with nullcontext([]) if lower is None else lower.watched() as below:
+            logits = torch.cat([logits, _prefix_logits(model, filled, candidates, mask_dtype)], dim=1)
+        if lower is not None:
+            after = Continuation.of_candidates(candidates)
+            for prompt, states in zip(unique, below[0], strict=True):
+                lower.record_after(prompt, after, states)
     return prefix_sums(logits, candidates)[index], filled.states[index]
 
 

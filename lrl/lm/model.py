@@ -30,7 +30,7 @@ from lrl.lm.forward import (
     started_above,
     without_gradient,
 )
-from lrl.lm.frozen_states import PIECE, LowerLayers, lower_layers
+from lrl.lm.frozen_states import LowerLayers, lower_layers
 from lrl.lm.layouts import Candidates, Layout, Turns, lay_out, pack
 from lrl.lm.loading import fingerprint, load_base, prepare_vocabulary, recompute_activations, recomputed
 from lrl.lm.logprobs import AT_ONCE, can_chunk, head_logits, token_logprobs
@@ -54,6 +54,7 @@ class LanguageModel(nn.Module):
         lower: cache of the hidden states below the lowest adapter; None if they cannot be cached.
         copied_reference: the reference model if it is a copy of the whole model, else empty.
         kept: KV cache of the prompts of the previous call; None if none is kept.
+        recording: records the states below the lowest adapter while a collection is played; None otherwise.
         chunks: whether logits can be computed in chunks from hidden states, see :meth:`in_chunks`; set by
             :meth:`configure`.
     """
@@ -73,6 +74,7 @@ class LanguageModel(nn.Module):
         self.lower: LowerLayers | None = None
         self.chunks = self.attends_to_all = False
         self.kept: KeptPrompts | None = None
+        self.recording: LowerLayers | None = None
 
     def configure(self) -> None:
         """Load tokenizer and weights, and attach adapters; a second call does nothing.
@@ -368,7 +370,7 @@ class LanguageModel(nn.Module):
             codec: codec of the environment; None does not check whether each prompt continues the previous one.
         """
         if self.lower is not None:
-            self.lower.block = PIECE if prompt.history else None
+            self.lower.ends = self.tokenizer.stop_ids() if prompt.history else None
         if not prompt.history or not self.config.share_prompts:
             return
         config, fault = self.config, ""
@@ -413,6 +415,16 @@ class LanguageModel(nn.Module):
             return
         self.kept = self.kept or KeptPrompts(self.config.prompt_cache_mb * 2**20)
         self.kept.begin((keys.seed, keys.purpose, keys.collection), self.model)
+
+    def record_states(self, keys: RandomKeys) -> None:
+        """Record states below the lowest adapter in the next call, if it belongs to a collection of the training.
+
+        Args:
+            keys: keys of the random numbers of the call.
+        """
+        self.recording = self.lower if keys.purpose == "rollout" else None
+        if self.recording is not None:
+            self.recording.begin_recording((keys.seed, keys.collection))
 
     def prepare_decoding(self, prompt_tokens: int, new_tokens: int) -> None:
         """Check that the model has enough positions, and choose its attention kernel; called before each decoding.
@@ -461,3 +473,9 @@ class LanguageModel(nn.Module):
             else:
                 with self.model.disable_adapter():
                     yield self.model
+
+
+def lower_layers_of(module: nn.Module) -> list[LowerLayers]:
+    """Return the caches of states below the lowest adapter of all language models in a module."""
+    models = [part for part in module.modules() if isinstance(part, LanguageModel)]
+    return [model.lower for model in models if model.lower is not None]

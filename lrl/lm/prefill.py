@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lrl.lm.forward import head_inputs
+from lrl.lm.frozen_states import LowerLayers
 
 _MIN_PREFIX = 16
 """Shorter common prefixes are not computed separately: an additional pass would cost more."""
@@ -160,7 +162,12 @@ class KeptPrompts:
 
 @torch.no_grad()
 def prefill(
-    model: Any, prompts: Sequence[tuple[int, ...]], share: bool, kept: KeptPrompts | None = None, keep: bool = True
+    model: Any,
+    prompts: Sequence[tuple[int, ...]],
+    share: bool,
+    kept: KeptPrompts | None = None,
+    keep: bool = True,
+    lower: LowerLayers | None = None,
 ) -> Prefilled:
     """Compute the KV cache of some prompts, and the logits after them.
 
@@ -170,6 +177,7 @@ def prefill(
         share: compute the common prefix once and let the cache reserve room; requires full attention in every layer.
         kept: the prompts of the last call, which are continued if ``share``; None keeps none.
         keep: whether these prompts replace those of the last call.
+        lower: records the states below the lowest adapter; None records nothing.
     """
     device = next(model.parameters()).device
     known = [None] * len(prompts) if kept is None or not share else kept.longest(prompts)
@@ -180,7 +188,10 @@ def prefill(
     prefix = _new_cache(model, share)
     if shared:
         ids = torch.tensor([prompts[fresh[0]][:shared]], device=device)
-        _read(model, ids, torch.ones_like(ids), prefix)
+        with nullcontext([]) if lower is None else lower.watched() as below:
+            _read(model, ids, torch.ones_like(ids), prefix)
+        if lower is not None:
+            lower.record(prompts[fresh[0]][:shared], below[0][0])
     rest = [
         len(prompt) - (shared if before is None else len(before)) for prompt, before in zip(prompts, known, strict=True)
     ]
@@ -203,7 +214,11 @@ def prefill(
                 seen = torch.ones(len(group), shared, dtype=torch.bool, device=device)
             ids, mask = left_pad([prompts[n][len(prompts[n]) - rest[n] :] for n in group], device)
             mask = torch.cat([seen, mask], dim=1)
-            logits, states = _read(model, ids, mask.long(), cache)
+            with nullcontext([]) if lower is None else lower.watched() as below:
+                logits, states = _read(model, ids, mask.long(), cache)
+            if lower is not None:
+                for row, n in enumerate(group):
+                    lower.record(prompts[n], below[0][row, ids.shape[1] - rest[n] :])
             parts.append(Prefilled(logits=logits, mask=mask, cache=cache, states=states))
     filled = (
         parts[0] if len(parts) == 1 else _merged(model, parts, torch.argsort(torch.tensor(order, device=device)), share)

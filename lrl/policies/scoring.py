@@ -171,7 +171,8 @@ class ScoringPolicy(Policy):
                 candidates = self._candidates()
                 model.prepare_decoding(max(len(prompt) for prompt in prompts), candidates.ids.shape[1])
                 dtype = compute_dtype(model.model)
-                sums, states = candidate_logprobs(model.model, prompts, candidates, dtype, model.kept)
+                model.record_states(keys)
+                sums, states = candidate_logprobs(model.model, prompts, candidates, dtype, model.kept, model.recording)
                 scores = sums / self._divisors()
             else:
                 model.keep_prompts(None)

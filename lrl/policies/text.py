@@ -159,6 +159,7 @@ class TextPolicy(Policy):
         prompts = [self.encode(*row) for row in zip(observations, memory, strict=True)]
         with without_gradient(self):
             self.language_model.keep_prompts(keys if self.prompt.history else None)
+            self.language_model.record_states(keys)
             responses = self.generator.generate(prompts, token_bits(keys, sampling.max_new_tokens), sampling)
             inputs = pad_prompts(prompts, responses.ids.device) | {"response_ids": responses.ids}
             logprobs = responses.logprobs

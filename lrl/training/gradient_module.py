@@ -22,10 +22,11 @@ from torch.distributed.tensor import DTensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.advantages import weighted_credit
-from lrl.functional.distributed import shards_parameters
+from lrl.functional.distributed import all_gather_objects, own_value, shards_parameters
 from lrl.functional.losses import reduce_tokens
 from lrl.lm.heads import at_least_float32
 from lrl.lm.loading import fingerprint, fuse_kernels
+from lrl.lm.model import lower_layers_of
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
 from lrl.training.guards import FiniteSteps
@@ -356,6 +357,10 @@ class GradientModule(PolicyModule, ABC):
             "skip_updates": self.skip_updates,
             "skipped_steps": self.finite_steps.state(),
         }
+        data = self.run_data
+        if isinstance(data, RolloutDataModule) and data.has_untrained_minibatches:
+            recorded = [lower.recorded() for lower in lower_layers_of(self.policy)]
+            checkpoint["lrl"]["recorded_states"] = all_gather_objects(recorded)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the guards.
@@ -373,6 +378,9 @@ class GradientModule(PolicyModule, ABC):
         self.skip_updates = bool(saved.get("skip_updates", False))
         if self.trainer.state.fn == "fit":
             self.finite_steps.load(saved.get("skipped_steps", [0, 0]))
+            if (recorded := saved.get("recorded_states")) is not None:
+                for lower, states in zip(lower_layers_of(self.policy), own_value(recorded), strict=True):
+                    lower.load_recorded(states)
 
     # -- optimiser --------------------------------------------------------------------------------------------------
 

@@ -57,9 +57,9 @@ class Update(NamedTuple):
     """Largest number of bytes that were allocated at the same time."""
 
 
-def environment(max_episode_steps: int = 6) -> GymnasiumEnvs:
+def environment() -> GymnasiumEnvs:
     """Return an environment whose episodes have several turns."""
-    return GymnasiumEnvs("FrozenLake-v1", {"is_slippery": True}, max_episode_steps=max_episode_steps)
+    return GymnasiumEnvs("FrozenLake-v1", {"is_slippery": True}, max_episode_steps=6)
 
 
 def module_of(kind: str, folder: str, env: EnvFactory, **settings: Any) -> PPOValueHeadModule:

@@ -49,7 +49,7 @@ class Clock(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start before the collection."""
         if self.flat and pl_module.policy.language_model.lower is not None:
-            pl_module.policy.language_model.lower.block = None
+            pl_module.policy.language_model.lower.ends = None
         self.started = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

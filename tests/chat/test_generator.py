@@ -437,10 +437,6 @@ def test_the_generator_is_built_from_a_configuration(folder):
     assert policy.generator.language_model is policy.language_model
 
 
-FEW_SAMPLES = [{"class_path": name, "init_args": {"samples": 2}} for name in ("ExactSuccess", "PolicyPicture")]
-"""Callbacks of the configuration, with 2 responses per state instead of 64, because each one is a request."""
-
-
 @pytest.mark.slow
 def test_a_run_of_the_command_line_resumes_and_is_evaluated_without_the_server(folder, tmp_path, capsys):
     run, generator = tmp_path / "run", {"class_path": "ServedGenerator"}
@@ -452,7 +448,6 @@ def test_a_run_of_the_command_line_resumes_and_is_evaluated_without_the_server(f
         line += f" {policy}.sampling.max_new_tokens 2 --data.init_args.num_groups 2 --data.init_args.group_size 2"
         line += " --data.init_args.validation.episodes 1 --data.init_args.num_epochs 1"
         words = ["lrl", "fit", *line.split(), f"{policy}.generator", json.dumps(generator)]
-        words += ["--trainer.callbacks", json.dumps([{"class_path": "CollectionCheckpoint"}, *FEW_SAMPLES])]
         done = run_words([*words, "--trainer.max_epochs", "1"])
         assert done.returncode == 0, done.stderr
         collected, config = server.asked, (run / "config.yaml").read_text()

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from results.summaries import kept_results, pictures
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +27,6 @@ def shown_by(cell, names):
 @pytest.mark.slow
 def test_the_notebook_redraws_every_picture(monkeypatch, capsys):
     monkeypatch.chdir(ROOT / "assets")
-    save = Figure.savefig  # most of the time is spent on compressing pixels, which this test does not look at
-    monkeypatch.setattr(Figure, "savefig", lambda self, file, **settings: save(self, file, **settings | {"dpi": 30}))
     names: dict = {}
     shown = [shown_by(cell, names) for cell in code_cells()]
     drawn = [one for one in shown if one is not None]

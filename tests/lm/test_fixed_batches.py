@@ -10,7 +10,8 @@ from tiny_architectures import load, save_tiny_model
 
 from lrl.lm.config import LoRAConfig
 from lrl.lm.fixed_batches import Shape, fixed_batches, padded, place_matters
-from lrl.lm.frozen_states import Continuation, LowerLayers
+from lrl.lm.frozen_states import LowerLayers
+from lrl.lm.layouts import Continuation
 from lrl.policies.head import TextStateCache
 
 CPU = torch.device("cpu")

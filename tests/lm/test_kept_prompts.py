@@ -43,11 +43,11 @@ def policy_of(kind, folder, **model):
     return policy
 
 
-def play(policy, turns=8, rows=3, collection=0):
+def play(policy, turns=8, rows=3, collection=0, purpose="test"):
     """Return the turns of some episodes, and the number of tokens of prompts that were computed in each turn."""
     memory, decisions, computed = [()] * rows, [], []
     for turn in range(turns):
-        keys = RandomKeys(seed=0, purpose="test", collection=collection, env=np.arange(rows), turn=np.full(rows, turn))
+        keys = RandomKeys(seed=0, purpose=purpose, collection=collection, env=np.arange(rows), turn=np.full(rows, turn))
         seen = [MAPS[(turn * (row + 1) + row) % len(MAPS)] for row in range(rows)]
         decisions.append(policy.act(seen, memory, keys, policy.sampling))
         memory = decisions[-1].memory
@@ -221,7 +221,7 @@ def test_a_block_larger_than_the_window_is_an_error(history, block):
 @pytest.mark.parametrize("kind", ["text", "scoring"])
 def test_states_below_the_adapters_are_computed_once_per_token_of_an_episode(folder, kind, monkeypatch):
     lora = LoRAConfig(r=2, alpha=8, last_layers=1)
-    monkeypatch.setattr("lrl.lm.model.PIECE", 16)
+    monkeypatch.setattr("lrl.lm.frozen_states._PIECE", 16)
     kept, plain, whole = (
         policy_of(kind, folder, lora=lora, **more)
         for more in ({}, {"state_cache_mb": None}, {"share_prompts": False, "state_cache_mb": None})
@@ -246,6 +246,46 @@ def test_states_below_the_adapters_are_computed_once_per_token_of_an_episode(fol
             torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
     tokens = int(batch.inputs["prompt_mask"].sum())
     assert kept.language_model.lower.computed_tokens < 0.7 * tokens
+
+
+@pytest.mark.parametrize("history", [0, 4])
+@pytest.mark.parametrize("kind", ["text", "scoring"])
+def test_states_below_the_adapters_that_were_computed_while_playing_are_not_computed_again(folder, kind, history):
+    """Turns of later collections and of evaluations are not recorded, and what was recorded is dropped by the next."""
+    policy = policy_of(kind, folder, lora=LoRAConfig(r=2, alpha=8, last_layers=1), dtype="float32")
+    policy.prompt = replace(policy.prompt, history=history, history_block=3 if history else 1)
+    policy.language_model.prepare_history(policy.prompt, policy.codec)
+    lower = policy.language_model.lower
+    batch, before = stacked(play(policy, purpose="rollout")[0]), lower.computed_tokens
+    out = policy.evaluate(batch)
+    if kind == "text" or history:
+        assert lower.computed_tokens == before and lower.recorded()
+        torch.testing.assert_close(out.logprobs * batch.response_mask, batch.old_logprobs, atol=1e-5, rtol=0)
+    recorded, kept = lower.recorded(), policy.evaluate(batch).logprobs
+    lower.forget()
+    lower.load_recorded(recorded)
+    assert torch.equal(policy.evaluate(batch).logprobs, kept)
+    lower.forget()
+    computed = policy.evaluate(batch).logprobs
+    assert lower.computed_tokens > before
+    torch.testing.assert_close(computed, kept, atol=1e-5, rtol=0)
+    play(policy, turns=1, collection=1, purpose="evaluation")
+    assert not lower.recorded()
+    play(policy, turns=1, collection=1, purpose="rollout")
+    ours = lower.recorded()
+    play(policy, turns=1, collection=2, purpose="rollout")
+    assert len(lower.recorded()) <= len(ours)
+
+
+def test_states_beyond_the_limit_are_not_recorded_but_computed(folder):
+    policy = policy_of("text", folder, lora=LoRAConfig(r=2, last_layers=1), dtype="float32")
+    lower = policy.language_model.lower
+    lower.max_bytes = 4000
+    batch = stacked(play(policy, purpose="rollout")[0])
+    assert 0 < sum(states.nbytes for *_, states in lower.recorded()) <= 4000
+    out = policy.evaluate(batch)
+    assert lower.computed_tokens > 0
+    torch.testing.assert_close(out.logprobs * batch.response_mask, batch.old_logprobs, atol=1e-5, rtol=0)
 
 
 def test_the_cache_is_dropped_at_the_end_of_an_evaluation_and_by_a_policy_that_recomputes(folder):

@@ -71,7 +71,7 @@ def test_a_wrong_mask_or_position_would_be_noticed(root, monkeypatch, kind, faul
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_bfloat16_the_gradient_is_as_near_to_float32_as_with_one_row_per_turn(root, kind):
-    env, found = environment(max_episode_steps=4), []  # 16 bits are slow on a CPU
+    env, found = environment(), []
     for architecture in ARCHITECTURES[:2]:
         module = module_of(kind, folder_of(root, architecture), env, dtype="bfloat16").bfloat16()
         found += [distances_to_float32(module, play(module, env, seed=seed)) for seed in range(2)]
