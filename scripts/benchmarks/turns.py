@@ -39,7 +39,8 @@ class Clock(L.Callback):
     """Measures the seconds of a collection and its update.
 
     Args:
-        flat: whether frozen layers compute each prompt as a whole, without the states of the prompts that it continues.
+        flat: whether frozen layers compute each prompt as a whole for the update, without the states of the prompts
+            that it continues and without those that were computed while playing.
     """
 
     def __init__(self, flat: bool) -> None:
@@ -48,8 +49,10 @@ class Clock(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start before the collection."""
-        if self.flat and pl_module.policy.language_model.lower is not None:
-            pl_module.policy.language_model.lower.ends = None
+        model = pl_module.policy.language_model
+        if self.flat and model.lower is not None:
+            model.lower.ends = None
+            model.record_states = lambda keys: None
         self.started = time.perf_counter()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
