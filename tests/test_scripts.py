@@ -52,11 +52,13 @@ def test_a_model_chooses_among_the_legal_actions(tmp_path):
 
 
 def test_an_episode_is_shown_turn_by_turn(tmp_path):
-    said = output_of(f"lrl watch --policy expert --env_id FrozenLake-v1 --seed 3 --turns 2 --frames {tmp_path}")
+    video = tmp_path / "episode.gif"
+    command = "lrl watch --policy expert --env_id FrozenLake-v1 --seed 3 --turns 2"
+    said = output_of(f"{command} --frames {tmp_path / 'frames'} --video {video}")
     assert said.startswith("expert in FrozenLake-v1, seed 3") and said.count("--- turn") == 2
     assert "response: <think></think><answer>LEFT</answer>\naction: LEFT   reward: 0" in said
-    assert said.endswith("2 turns, return 0, stopped\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000.png", "0001.png"]
+    assert said.endswith(f"2 turns, return 0, stopped\nvideo: {video}\n") and video.stat().st_size > 0
+    assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == ["0000.png", "0001.png"]
 
 
 def test_the_return_of_a_watched_episode_is_the_sum_of_its_rewards():

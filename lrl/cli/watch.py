@@ -26,11 +26,12 @@ def watch(
     temperature: NonNegativeFloat = 0.0,
     turns: PositiveInt | None = None,
     frames: Path | None = None,
+    video: Path | None = None,
 ) -> None:
     """Follow one episode in the terminal, turn by turn, or play it yourself.
 
     lrl watch --policy expert --env_id FrozenLake-v1 --seed 3
-    lrl watch --checkpoint runs/frozen_lake/grpo/<run>
+    lrl watch --checkpoint runs/frozen_lake/grpo/<run> --video episode.gif
     lrl watch --api_url http://127.0.0.1:8000/v1 --model NAME --response_format direct
     lrl watch --human --env_id lrl/BabyAI-GoToLocal-v0
     lrl watch --policy random --env_url http://127.0.0.1:8000
@@ -45,28 +46,34 @@ def watch(
         temperature: sampling temperature; 0 takes the most probable response or action.
         turns: stop after this many turns.
         frames: write a picture of each turn to this folder.
+        video: write the episode to this .mp4 or .gif file.
 
     Raises:
         ValueError: If the options contradict each other, or the policy or the environment cannot be loaded.
         SystemExit: If the input ends, or the user interrupts the episode; the exit status is 0.
     """
-    from lrl.evaluation.episode_records import render_modes, watch_episode
+    from lrl.evaluation.episode_records import check_video, render_modes, watch_episode, write_video
 
     exactly_one(checkpoint=checkpoint, model=language_model.model, policy=policy, human=human)
+    if video is not None:
+        check_video(video)
     try:
         loaded = language_model.with_retries(_load(checkpoint, policy, language_model, env))
         modes = render_modes(loaded.env_factory)
-        mode = "rgb_array" if frames else "ansi" if "ansi" in modes and not human else None
+        mode = "rgb_array" if frames or video else "ansi" if "ansi" in modes and not human else None
         print(f"{loaded.info['name']} in {loaded.info['env_id']}, seed {seed}")
-        total, turn = 0.0, None
+        watched: list[WatchedTurn] = []
         sampling = loaded.policy.sampling_at(temperature)
         for turn in watch_episode(loaded.policy, loaded.env_factory, 0, seed, sampling, mode):
-            total += turn.reward
+            watched.append(turn)
             _show(turn, human, frames)
             if turns is not None and turn.number + 1 >= turns:
                 break
-        assert turn is not None
-        print(f"\n{turn.number + 1} turns, return {total:g}, {_outcome(turn)}")
+        total = sum(turn.reward for turn in watched)
+        print(f"\n{len(watched)} turns, return {total:g}, {_outcome(watched[-1])}")
+        if video is not None:
+            write_video(watched, video, loaded.env_factory)
+            print(f"video: {video}")
     except (EOFError, KeyboardInterrupt):  # the end of the input, or Ctrl-C, leaves the episode
         sys.stderr.write("\nleft\n")
         raise SystemExit(0) from None
@@ -97,11 +104,11 @@ def _show(turn: WatchedTurn, human: bool, frames: Path | None) -> None:
     if isinstance(turn.picture, str):
         print(f"\n{turn.picture.rstrip()}")
     if frames is not None:
-        import imageio.v3
         import numpy as np
+        from PIL import Image
 
         frames.mkdir(parents=True, exist_ok=True)
-        imageio.v3.imwrite(frames / f"{turn.number:04d}.png", np.asarray(turn.picture))
+        Image.fromarray(np.asarray(turn.picture)).save(frames / f"{turn.number:04d}.png")
     if not human:
         response = f"\nresponse: {turn.response}" if turn.response else ""
         print(f"\n--- turn {turn.number}\n{turn.prompt or turn.observation}{response}")

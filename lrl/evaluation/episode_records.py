@@ -52,6 +52,8 @@ class WatchedTurn:
     """Whether the episode is a success if it ends with this turn."""
     picture: Picture
     """Picture of the state before the action."""
+    last_picture: Picture = None
+    """Picture of the state after the action, if the turn ends the episode."""
 
 
 def watch_episode(
@@ -87,6 +89,7 @@ def watch_episode(
             keys = RandomKeys(seed=seed, purpose="evaluation", collection=0, env=episode, turn=runner.lengths)
             step = runner.turn(keys, sampling=sampling)
             observation, response = step.observations[0], step.decisions.actions[0]
+            ended = step.terminated[0] or step.truncated[0]
             yield WatchedTurn(
                 number=int(step.turn[0]),
                 observation=codec.observation_to_text(observation) if native else text_of(observation),
@@ -99,6 +102,7 @@ def watch_episode(
                 truncated=bool(step.truncated[0]),
                 success=bool(step.infos.get("success", [False])[0]),
                 picture=picture,
+                last_picture=_render(envs, render_mode) if ended else None,
             )
     finally:
         envs.close()
@@ -121,38 +125,59 @@ def _metadata(env_factory: EnvFactory) -> dict[str, Any]:
 def record_video(
     policy: Actor, env_factory: EnvFactory, index: int, seed: int, path: Path, sampling: SamplingConfig | None = None
 ) -> int:
-    """Play an episode, write it as an mp4 and return its number of turns.
+    """Play an episode, write it as a video and return its number of turns.
 
     Args:
         policy: connected and configured policy.
         env_factory: factory of the environment.
         index: index of the episode, which is reset with ``seed + index``.
         seed: seed of episode 0 and of the policy's random numbers.
-        path: the file; folders are created.
+        path: see :func:`write_video`.
         sampling: overrides the policy's sampling settings.
 
     Raises:
         ValueError: If the environment cannot be rendered, or no video can be written.
     """
-    for name in ("imageio", "imageio_ffmpeg"):
-        require(name, "video", "capture_video")
+    check_video(path)
     turns = list(watch_episode(policy, env_factory, index, seed, sampling, "rgb_array"))
-    write_video([np.asarray(turn.picture) for turn in turns], path, _metadata(env_factory).get("render_fps", 10))
+    write_video(turns, path, env_factory)
     return len(turns)
 
 
-def write_video(frames: Sequence[np.ndarray], path: Path, fps: int) -> None:
-    """Write frames as an mp4.
+def check_video(path: Path) -> None:
+    """Check that :func:`write_video` can write a file of this type.
+
+    Raises:
+        ValueError: If the name ends in neither .mp4 nor .gif, or a package is missing.
+    """
+    if path.suffix not in (".mp4", ".gif"):
+        raise ValueError(f"the name of a video must end in .mp4 or .gif; {path} does not.")
+    if path.suffix == ".mp4":
+        for name in ("imageio", "imageio_ffmpeg"):
+            require(name, "video", "a video of the type .mp4")
+
+
+def write_video(turns: Sequence[WatchedTurn], path: Path, env_factory: EnvFactory) -> None:
+    """Write the states of turns, which were rendered as ``rgb_array``, as a video at the environment's frame rate.
 
     Args:
-        frames: uint8 ``(height, width, 3)``, all of one size.
-        path: the file; folders are created.
-        fps: frames per second.
+        turns: consecutive turns of one episode.
+        path: an .mp4 or .gif file; folders are created.
+        env_factory: factory of the environment.
     """
-    import imageio.v2
-
+    last = [turns[-1].last_picture] if turns[-1].last_picture is not None else []
+    frames = [np.asarray(picture) for picture in [*(turn.picture for turn in turns), *last]]
+    fps = _metadata(env_factory).get("render_fps", 10)
     path.parent.mkdir(parents=True, exist_ok=True)
-    imageio.v2.mimwrite(path, [*frames], fps=fps, macro_block_size=2)  # H.264 requires even sizes
+    if path.suffix == ".gif":
+        from PIL import Image
+
+        first, *others = [Image.fromarray(frame) for frame in frames]
+        first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0)
+    else:
+        import imageio.v2
+
+        imageio.v2.mimwrite(path, frames, fps=fps, macro_block_size=2)  # H.264 requires even sizes
 
 
 def _with_render_mode(env_factory: EnvFactory, render_mode: str | None) -> EnvFactory:

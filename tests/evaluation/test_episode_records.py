@@ -1,11 +1,14 @@
 """One episode, turn by turn."""
 
+from dataclasses import replace
+
 import imageio.v3
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
-from lrl.evaluation.episode_records import record_video, watch_episode, write_video
+from lrl.evaluation.episode_records import check_video, record_video, watch_episode, write_video
 from lrl.evaluation.episodes import evaluate_policy
 from lrl.evaluation.load import load_baseline
 from lrl.policies.baselines import FixedActor
@@ -75,17 +78,35 @@ def test_the_drawing_is_of_the_state_before_the_action():
         assert drawn[row].index("\x1b[41m") == column
 
 
-def test_a_video_has_one_picture_per_turn(tmp_path):
+def test_a_video_has_the_state_before_each_turn_and_the_last_state(tmp_path):
     loaded = load_baseline("random", GymnasiumEnvs("CartPole-v1"))
     turns = record_video(loaded.policy, loaded.env_factory, 0, SEED, tmp_path / "deep" / "episode.mp4")
     frames = imageio.v3.imread(tmp_path / "deep" / "episode.mp4")
-    assert len(frames) == turns == len(list(watch_episode(loaded.policy, loaded.env_factory, 0, SEED)))
+    assert len(frames) == turns + 1 == len(list(watch_episode(loaded.policy, loaded.env_factory, 0, SEED))) + 1
     assert frames.shape[1:] == (400, 600, 3) and frames[0].std() > 0
+    assert record_video(loaded.policy, loaded.env_factory, 0, SEED, tmp_path / "episode.gif") == turns
+    with Image.open(tmp_path / "episode.gif") as gif:  # equal frames in a row are one frame that is shown for longer
+        assert sum(frame.info["duration"] for frame in ImageSequence.Iterator(gif)) == 20 * (turns + 1)
+
+
+def test_the_last_picture_is_of_the_state_that_ended_the_episode():
+    loaded = load_baseline("expert", GymnasiumEnvs("FrozenLake-v1", kwargs={"desc": ["SFG"], "is_slippery": False}))
+    turns = list(watch_episode(loaded.policy, loaded.env_factory, 0, SEED, render_mode="ansi"))
+    assert [turn.last_picture is None for turn in turns] == [True, False]
+    assert "\x1b[41mG" in turns[-1].last_picture
 
 
 def test_a_video_of_odd_size_is_written(tmp_path):
-    write_video([np.full((51, 33, 3), 40 * n, np.uint8) for n in range(5)], tmp_path / "odd.mp4", 5)
+    frames = [np.full((51, 33, 3), 40 * n, np.uint8) for n in range(5)]
+    loaded = load_baseline("random", GymnasiumEnvs("CartPole-v1"))
+    turn = next(watch_episode(loaded.policy, loaded.env_factory, 0, SEED))
+    write_video([replace(turn, picture=frame) for frame in frames], tmp_path / "odd.mp4", loaded.env_factory)
     assert len(imageio.v3.imread(tmp_path / "odd.mp4")) == 5
+
+
+def test_the_type_of_a_video_is_checked(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in \.mp4 or \.gif; .*episode\.avi does not"):
+        check_video(tmp_path / "episode.avi")
 
 
 class NoEnvs(EnvFactory):
