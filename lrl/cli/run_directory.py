@@ -20,6 +20,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
+from lrl.evaluation.comparison import group_by_configuration, minutes_of
 from lrl.evaluation.statistics import RESULT_METRICS
 from lrl.files import checkout, is_replaced
 from lrl.functional.distributed import read_checkpoint
@@ -219,13 +220,14 @@ class RunDirectory:
                 logging.getLogger("lrl").info("%-10s  %s", name, lines[name])
 
     def _other_run(self, metric: str) -> Path | None:
-        """Return the newest other run beside this one, but not its origin, with the same seed and metric."""
+        """Return the newest finished run beside this one that has the same seed and metric, but another configuration."""
         seed, origin = _seed(self.path), self.path.name.partition("-resumed-")[0]
         others = [folder for folder in self.path.parent.iterdir() if folder != self.path and folder.is_dir()]
         others = [one for one in others if one.name.partition("-resumed-")[0] != origin and not is_replaced(one)]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         same = (folder for folder in others if seed is not None and _seed(folder) == seed)
-        return next((folder for folder in same if metric in _columns(folder)), None)
+        found = (run for run in same if metric in _columns(run) and minutes_of(run) is not None)
+        return next((run for run in found if len(group_by_configuration([self.path, run])) > 1), None)
 
     def close(self) -> None:
         """Close ``run.log``, for a program that continues after the run."""

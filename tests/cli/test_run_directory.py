@@ -225,11 +225,17 @@ def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog)
     caplog.set_level(logging.INFO, logger="lrl")
     names = ("checkpoint", "evaluate", "plot", "compare", "resume")
     run, other = RunDirectory(tmp_path / "a run"), tmp_path / "other"
-    for folder in (run.path, other, tmp_path / "another seed", tmp_path / "other-interrupted-20260101-120000"):
+    not_compared = ("another seed", "same settings", "unfinished", "other-interrupted-20260101-120000")
+    for folder in (run.path, other, *map(tmp_path.joinpath, not_compared)):
         folder.mkdir()
-        (folder / "config.yaml").write_text(f"seed_everything: {'another' in folder.name:d}\n")
+        (folder / "config.yaml").write_text(
+            f"seed_everything: {folder.name == 'another seed':d}\n"
+            f"data: {{num_envs: {1 if folder == run.path or folder.name == 'same settings' else 2}}}\n"
+        )
+        if folder.name != "unfinished":
+            (folder / "run.log").write_text("INFO finished after 2.00 minutes\n")
         (folder / "metrics.csv").write_text("clock/env_steps,val/return,rollout/return\n8,,3\n16,2,5\n24,1,4\n")
-    os.utime(other, (0, 0))  # the other folders are newer, but not runs to compare with
+    os.utime(other, (0, 0))  # the other folders are newer
     run.log_results()
     run.log_commands(*names)
     assert caplog.messages == [
@@ -258,7 +264,7 @@ def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog)
 
 @pytest.mark.slow
 def test_the_commands_at_the_end_of_a_run_can_be_run(launch, tmp_path):
-    assert launch("fit", "--run_directory", tmp_path / "earlier")[0] == 0
+    assert launch("fit", "--run_directory", tmp_path / "earlier", "--model.init_args.ent_coef", "0.1")[0] == 0
     status, _, said = launch("fit", "--run_directory", tmp_path / "run")
     lines = [line.split("  ", 1) for line in said.partition("finished after ")[2].splitlines()[1:]]
     results = [name for name, _ in lines if name.startswith("val/")]
