@@ -220,7 +220,7 @@ class RunDirectory:
                 logging.getLogger("lrl").info("%-10s  %s", name, lines[name])
 
     def _other_run(self, metric: str) -> Path | None:
-        """Return the newest finished run beside this one that has the same seed and metric, but another configuration."""
+        """Return the newest finished run beside this one that has the same seed and metric, but other settings."""
         seed, origin = _seed(self.path), self.path.name.partition("-resumed-")[0]
         others = [folder for folder in self.path.parent.iterdir() if folder != self.path and folder.is_dir()]
         others = [one for one in others if one.name.partition("-resumed-")[0] != origin and not is_replaced(one)]
