@@ -263,8 +263,11 @@ def trained_layers(model: Any) -> list[int]:
 # The estimate of the memory of a forward pass counts the activations of one decoder layer, the activations of all
 # layers if a backward pass needs them, and logits. It is accurate within a factor of about two.
 
-_LIMIT = 2**30
-"""Limit of the memory of a forward pass in bytes; on a GPU, a quarter of its memory if that is more."""
+_LIMIT = 2**28
+"""Limit of the memory of a forward pass on a CPU in bytes. Larger passes of a small model are slower, because the
+operating system provides the memory of large tensors anew for each of them."""
+_BYTES_PER_WEIGHT = 8
+"""Models with more weights may use this memory per weight, because small passes read the weights too often."""
 
 
 class PassMemory(NamedTuple):
@@ -308,14 +311,19 @@ def pass_memory(model: Any, width: int, logits: bool, gradient: bool, recomputed
         layers = config.num_hidden_layers - (frozen_depth(model) if hasattr(model, "peft_config") else 0)
         numbers += layers * (hidden if recomputed else layer)
     per_logit_column = (4 * vocabulary if logits else 3 * hidden) * 4  # log-probabilities are float32
-    return PassMemory(pass_limit(words.device), numbers * words.element_size(), per_logit_column)
+    weights = sum(weight.numel() for weight in model.parameters())
+    return PassMemory(pass_limit(words.device, weights), numbers * words.element_size(), per_logit_column)
 
 
-def pass_limit(device: torch.device) -> int:
-    """Return the limit of the memory of a forward pass on a device, in bytes."""
-    if device.type != "cuda":
-        return _LIMIT
-    return max(_LIMIT, torch.cuda.get_device_properties(device).total_memory // 4)
+def pass_limit(device: torch.device, weights: int = 0) -> int:
+    """Return the limit of the memory of a forward pass in bytes.
+
+    Args:
+        device: the device of the pass. On a GPU, a pass may use at least a quarter of its memory.
+        weights: number of weights of the model.
+    """
+    limit = max(_LIMIT, _BYTES_PER_WEIGHT * weights)
+    return limit if device.type != "cuda" else max(limit, torch.cuda.get_device_properties(device).total_memory // 4)
 
 
 def divide_turns(inputs: Mapping[str, Tensor], sizes: Tensor, memory: PassMemory, shared: bool) -> list[Tensor]:
