@@ -1,7 +1,9 @@
 """Every command that the documentation shows is run once, cut short."""
 
+import csv
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -48,8 +50,13 @@ def commands():
 
 COLLECTING = [line for line in commands() if line.startswith("lrl collect --policy")]
 SERVING = [line for line in commands() if " serve_env " in line or " --env_url " in line]
-TRAINING = [line for line in commands() if line.startswith(("lrl fit ", "python -m lrl fit ")) and line not in SERVING]
-OTHERS = [line for line in commands() if line not in (*COLLECTING, *SERVING, *TRAINING)]
+RESUMING = [line for line in commands() if line.startswith("lrl fit --resume ")]
+TRAINING = [
+    line
+    for line in commands()
+    if line.startswith(("lrl fit ", "python -m lrl fit ")) and line not in (*SERVING, *RESUMING)
+]
+OTHERS = [line for line in commands() if line not in (*COLLECTING, *SERVING, *RESUMING, *TRAINING)]
 DIRECTORIES = {named[1]: line for line in TRAINING if (named := re.search(r" --run_directory (runs/\S+)", line))}
 """Training commands that others start from, by the directory that they name."""
 
@@ -174,6 +181,17 @@ def test_a_training_command_runs(command, trained, datasets, tmp_path, monkeypat
     assert (trained(command) / "checkpoints" / "last.ckpt").exists()
 
 
+@pytest.mark.learning
+@pytest.mark.parametrize("command", RESUMING)
+def test_a_run_is_resumed(command, trained, datasets, tmp_path):
+    shutil.copytree(trained("lrl fit --config configs/frozen_lake/grpo.yaml"), tmp_path / "run")
+    command = re.sub(r"(--resume) \S+", rf"\1 {tmp_path / 'run'}", command)
+    result = run_shortened(f"{command} {SHORT} --trainer.max_epochs 2", datasets)
+    assert result.returncode == 0, result.stderr
+    with (tmp_path / "run/metrics.csv").open(encoding="utf-8") as rows:
+        assert len({row["clock/env_steps"] for row in csv.DictReader(rows)}) == 2
+
+
 @pytest.fixture
 def children_of_this_process(monkeypatch):
     """Run the Python children of a command in this process, because each would import torch and Lightning again."""
@@ -195,8 +213,8 @@ def children_of_this_process(monkeypatch):
 def test_another_command_runs(command, trained, datasets, tmp_path):
     run = trained("lrl fit --config configs/frozen_lake/grpo.yaml") if "runs/" in command else tmp_path
     command = re.sub(r"runs/\S*last\.ckpt", str(run / "checkpoints" / "last.ckpt"), command)
-    command = re.sub(r"^(lrl (?:plot|table)) runs/\S+", rf"\1 {run}", command)
-    command = re.sub(r"(--checkpoint) runs/\S+", rf"\1 {run}", command)
+    command = re.sub(r"^(lrl (?:compare|plot|table)) runs/\S+", rf"\1 {run}", command)
+    command = re.sub(r"(--baseline|--checkpoint) runs/\S+", rf"\1 {run}", command)
     command = re.sub(r"(--(?:json|out|tensorboard|capture_video)) \S+", rf"\1 {tmp_path}/out", command)
     command += " --episodes 4" if re.search("evaluate|success_table", command) else ""
     command += " --num_videos 1" if "--capture_video" in command else ""
