@@ -50,10 +50,18 @@ _FULL_DISK = re.compile(
     r"|PytorchStreamWriter failed writing|inline_container\.cc.* unexpected pos"
 )
 """How safetensors, h5py, sqlite3 and torch report a full disk."""
+_LONG_WORD = re.compile(r"\S{300,}")
+"""A text that is too long to be read in an error."""
 _PARSER_KEY = re.compile(r'Parser key "([^"]+)"')
 _STOCK_PARTS = {"callbacks": "trainer.callbacks", "loggers": "trainer.logger", "profilers": "trainer.profiler"}
 """Configuration keys of Lightning's own callbacks, loggers and profilers, by the folder with their classes."""
 _WRONG_CLASS = "Not a valid subclass of"
+_NO_CLASS = re.compile(
+    r"Expected a dot import path string: (.*)|Expected a path but (.*) either not|Unexpected import path format: (.*)"
+    r"|Import path (?:(\S*) )?does not correspond"
+)
+"""How reports of jsonargparse begin if a text is not the name of a class of the right kind."""
+_GIVEN_CLASS = re.compile(r"Problem with given class_path '(.*)':")
 _NO_REASON = (
     "Does not validate", "Subtypes:", "Errors:", "Given value", "Parser key", "Problem with given class_path",
     "Expected a <class 'NoneType'>", "Subclass types expect one of", "a class path (str)", "a dict with",
@@ -66,6 +74,17 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     names = list(known)
     synonym = next((other for other in SYNONYMS.get(name, ()) if other in names), None)
     return synonym or next(iter(difflib.get_close_matches(name, names, n=1)), None)
+
+
+def short(value: object) -> str:
+    """Return a value as it is written in a configuration, shortened if it is long."""
+    words: Mapping[object, str] = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """Return a text, or the first 60 characters of a long one and its length."""
+    return text if len(text) < 300 else f"{text[:60]}... ({len(text)} characters)"
 
 
 @contextmanager
@@ -89,6 +108,7 @@ def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
         if sentence is None:
             raise
         logging.getLogger("lrl.trace").debug("", exc_info=True)  # into run.log
+        sentence = _LONG_WORD.sub(lambda found: shortened(found[0]), sentence)
         sentence = sentence.removeprefix("argument ")  # argparse begins its messages with this
         hyphens = "--" if sentence.split(" ", 1)[0].rstrip(":") in options else ""
         sys.stderr.write(f"{prog}: {hyphens}{sentence}\n")
@@ -164,22 +184,85 @@ def in_a_sentence(message: str) -> str:
 
 
 def _wrong_value(key: str, lines: list[str], reason: str) -> str:
-    """Return the sentence for a value that is out of range, not an allowed name, or the misspelt name of a class."""
+    """Return the sentence for a value of a wrong type or out of range, or the wrong name of a class; else empty."""
     found = re.match(r"Expected a typing.Literal\[(.*)\]\. Got value: (.*)", reason)
     if found is not None:
         return f"{key} is {found[2]!r}; it must be one of {found[1].replace(chr(39), '')}."
-    found = re.match(r"Expected a (?:dot import path string: |path but )(\w+)\b", reason)
-    near = found and nearest(found[1], components())
-    if found is not None and near:
-        return f"{key} is {found[1]!r}, which is no class; did you mean {near!r}?"
+    if found := _NO_CLASS.match(reason):
+        return _wrong_class(key, lines, next(filter(None, found.groups()), ""))
+    subtypes, given = _subtypes_and_value(lines, reason)
+    found = re.match(r"No module named|module '.*' has no attribute", reason)
+    if found is not None:
+        paths = [path for line in lines[: lines.index(reason)] for path in _GIVEN_CLASS.findall(line)]
+        return f"{key} is {paths[-1]!r}, which cannot be imported ({reason})." if paths else ""
+    found = re.match(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?", reason)
+    if found is not None:
+        value = found[2] or given
+        return f"{key} is {_shown(value)}; it must be the name of a subclass of {found[1]}, or have a class_path."
+    found = re.match(r"Expected a <class '([\w.]+)'>(?:\. Got value: (.*))?", reason)
+    if found is not None and "Literal[" not in subtypes:
+        types = subtypes if f"<class '{found[1]}'>" in subtypes or not found[2] else f"<class '{found[1]}'>"
+        kinds = _kinds(types) or _kinds(f"<class '{found[1]}'>")
+        return f"{key} is {_shown(found[2] or given)}; it must be {kinds}." if kinds else ""
     found = re.match(r"Not of type (\w+): (.*)", reason)
     if found is None or found[1] not in RANGES:
         return ""
-    subtypes, given = _subtypes_and_value(lines, reason)
     optional = ", or null" if f".{found[1]}'" in subtypes and "NoneType" in subtypes else ""
     text, conforms, _ = found[2].partition("does not conform")
     value = (text.strip() or given) if conforms else text.rpartition(": ")[2]
+    wrong = re.fullmatch(r"(.*?)\s*not (an integer|a number)", value)
+    other = re.search(r"argument must be .* not '(\w+)'", value)
+    if wrong is not None:
+        return f"{key} is {wrong[1] or given}; it must be {wrong[2]} that is {RANGES[found[1]]}{optional}."
+    if other is not None:
+        kind = "an integer" if "int()" in value else "a number"
+        return f"{key} is a {other[1]}; it must be {kind} that is {RANGES[found[1]]}{optional}."
     return f"{key} is {value}; it must be {RANGES[found[1]]}{optional}."
+
+
+def _wrong_class(key: str, lines: list[str], name: str) -> str:
+    """Return the sentence for a text that is not the name of a class of the right kind.
+
+    Args:
+        key: key of the object.
+        lines: the report.
+        name: the text, or what the report shows of it.
+    """
+    kinds = [kind for line in lines for kind in re.findall(r"subclass of (\w+)$", line)]
+    kind = f"a subclass of {kinds[0]}" if kinds else "a class"
+    near = nearest(name, components())
+    if near is None or near == name:
+        return f"{key} is {name!r}; it must be the name of {kind}, such as package.module.Class."
+    return f"{key} is {name!r}, which is no class; did you mean {near!r}?"
+
+
+_TYPES = {
+    r"class 'float'": "a number",
+    r"class 'int'": "an integer",
+    r"class 'bool'": "true or false",
+    r"class 'str'": "a text",
+    r"\b[lL]ist\[|\b(?:Sequence|Iterable|[tT]uple|[sS]et)\b|class 'list'": "a list",
+    r"\b(?:[dD]ict|Mapping)\b": "a mapping",
+    r"NoneType": "null",
+}
+"""Descriptions of types by patterns of their names in reports of jsonargparse."""
+
+
+def _kinds(types: str) -> str:
+    """Return a description of the types in a report; empty if none is known."""
+    found = [text for pattern, text in _TYPES.items() if re.search(pattern, types)]
+    if found[:2] == ["a number", "an integer"]:  # an integer is a number
+        del found[1]
+    if found[0:1] in (["a number"], ["an integer"]):  # Lightning takes booleans for special values of numbers
+        found = [text for text in found if text != "true or false"]
+    *others, last = found or [""]
+    return f"{', '.join(others)} or {last}" if others else last if last != "null" else ""
+
+
+def _shown(value: str) -> str:
+    """Return the text of a value, in quotation marks if it is no number, list, mapping or constant."""
+    plain = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?|[-+]?inf|nan|True|False|None|[\[{(].*", value)
+    return value if plain else repr(value)
 
 
 def _balanced(reason: str) -> str:

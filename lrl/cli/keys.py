@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lrl.cli.error_messages import nearest
+from lrl.cli.error_messages import nearest, short
 from lrl.cli.signatures import Argument, SourceClass, arguments, find_class, first_sentence
 from lrl.files import resolve_config, shipped
 from lrl.registry import components
@@ -59,19 +59,29 @@ def check_keys(args: Sequence[str]) -> None:
     Raises:
         ValueError: If a class does not have one of the keys, or settings that cannot be null are null.
     """
+    try:
+        _check(args[0], _settings(args[1:]))
+    except RecursionError:
+        raise ValueError("config has keys that are nested too deeply, or a mapping that contains itself.") from None
+
+
+def _check(command: str, given: Iterable[Any]) -> None:
+    """Check the keys of several nested mappings, each of which changes the one before."""
     classes: dict[tuple[str, ...], str] = {}
-    top = {**_TOP, **_OF_COMMAND.get(args[0], {})}
+    top = {**_TOP, **_OF_COMMAND.get(command, {})}
     trainer = {one.name: f"trainer.{one.name}" for one in _trainer_arguments()}
-    for settings in _settings(args[1:]):
-        if isinstance(settings, str):
+    for settings in given:
+        if settings is None:
             return
         for name, value in _unfolded(settings).items():
             if name not in top:
                 near = nearest(name, names := {one: one for one in top} | trainer)
-                raise ValueError(f"{name} is not a key of a run{_hint(near and names[near], top)}")
+                raise ValueError(f"{name or repr(name)} is not a key of a run{_hint(near and names[near], top)}")
             if name == "trainer":
+                _check_mapping(value, "Trainer", (name,))
                 _check_arguments(classes, "Trainer", _trainer_arguments(), value, (name,))
             elif name in ("model", "data"):
+                _check_described(value, (name,))
                 _check_object(classes, value, (name,))
 
 
@@ -84,9 +94,10 @@ def _trainer_arguments() -> Sequence[Argument]:
 def _settings(args: Sequence[str]) -> Iterator[Any]:
     """Yield the base configuration, then what each file and each option sets, in their order.
 
-    Each is a nested mapping, or a text where a file cannot be read.
+    Each is a nested mapping. It is followed by None if a file of an option cannot be read; a configuration in a pipe is
+    None, because the parser could not read it again.
     """
-    yield _value(shipped("configs/base.yaml") or "")
+    yield _config(shipped("configs/base.yaml") or "")
     for number, arg in enumerate(args):
         key, equals, value = arg.partition("=")
         if not key.startswith("--") and key != "-c":
@@ -94,10 +105,12 @@ def _settings(args: Sequence[str]) -> Iterator[Any]:
         if not equals:
             value = args[number + 1] if number + 1 < len(args) else ""
         if key in ("--config", "-c"):
-            yield _value(resolve_config(value), is_config=True)
+            yield _config(value)
         elif key != "--print_config":
             content = _value(value)
-            yield content if _is_file_name(content) else {key[2:]: content}
+            yield {key[2:]: {} if _is_file_name(content) else content}
+            if _is_file_name(content):
+                yield None
 
 
 def _is_file_name(value: Any) -> bool:
@@ -105,16 +118,91 @@ def _is_file_name(value: Any) -> bool:
     return isinstance(value, str) and value.endswith((".yaml", ".yml"))
 
 
-def _value(text: str, is_config: bool = False) -> Any:
+def _value(text: str) -> Any:
     """Return the value of an option: YAML, or the content of a YAML file; the text itself if it cannot be read.
 
     A pipe is not read, because the parser could not read it again.
     """
     try:
-        is_file = (is_config or _is_file_name(text)) and Path(text).is_file()
-        return yaml.safe_load(Path(text).read_text(encoding="utf-8") if is_file else text)
-    except (OSError, ValueError, yaml.YAMLError):
+        is_file = _is_file_name(text) and Path(text).is_file()
+        return yaml.load(Path(text).read_text(encoding="utf-8") if is_file else text, _Loader)
+    except (OSError, RecursionError, ValueError, yaml.YAMLError):
         return text
+
+
+def _config(name: str) -> dict[str, Any] | None:
+    """Return the content of a configuration: a file, or a mapping that is written on the command line; None for a pipe.
+
+    Raises:
+        ValueError: If it does not exist, cannot be read, or is not a mapping without repeated keys.
+    """
+    given, path = f"config is {name!r}, which", Path(resolve_config(name))
+    try:
+        exists = path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        exists = False
+    if exists and not path.is_file() and not path.is_dir():
+        return None
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8") if exists else name, _Loader)
+    except IsADirectoryError:
+        raise ValueError(f"{given} is a folder; it must be a file.") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{given} is not a text file in UTF-8; it must be a YAML file.") from None
+    except OSError as error:
+        raise ValueError(f"{given} cannot be read ({error.strerror}); it must be a YAML file.") from None
+    except (RecursionError, ValueError, yaml.YAMLError) as error:
+        if not exists:
+            raise ValueError(_missing(name)) from None
+        raise ValueError(f"{given} is not valid YAML: {_problem(error)}.") from None
+    if isinstance(content, dict):
+        return content
+    raise ValueError(
+        f"{given} contains no mapping; it must contain keys such as model, data and trainer."
+        if exists
+        else _missing(name)
+    )
+
+
+def _missing(name: str) -> str:
+    """Return the error for a configuration that does not exist."""
+    known = [str(file.relative_to(folder)) for folder in _shipped_configs() for file in folder.rglob("*.yaml")]
+    near = next(iter(difflib.get_close_matches(name.removeprefix("configs/"), known, 1)), None)
+    hint = f"did you mean {near!r}?" if near else "give a YAML file, or the name of a configuration of lrl."
+    return f"config is {name!r}, which does not exist; {hint}"
+
+
+def _shipped_configs() -> list[Path]:
+    """Return the folder of the configurations that ship with lrl, in a list that is empty if there is none."""
+    folder = shipped("configs")
+    return [] if folder is None else [Path(folder)]
+
+
+def _problem(error: Exception) -> str:
+    """Return the reason for which YAML is invalid, and the line."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split()).rstrip(".")
+    mark = error.problem_mark or error.context_mark
+    where = "" if mark is None else f" in line {mark.line + 1}"
+    return f"{error.problem or error.context}{where}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that raises an error if a mapping has the same key twice, of which YAML takes the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Construct a mapping, after a comparison of its keys."""
+        seen = set[str]()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} is given a second time", problem_mark=key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 _Classes = dict[tuple[str, ...], str]
@@ -139,19 +227,39 @@ def _check_arguments(
                 raise ValueError(
                     f"{'.'.join(inner)} is null; it must be a mapping with the keys of {group.name}, or be left out."
                 )
+            if value is not None and one.is_only_group:
+                _check_mapping(value, group.name, inner)
             if settings is not None and "class_path" not in _unfolded(value):
                 _check_arguments(classes, group.name, settings, value, inner)
         elif not one.takes_any_keys:
+            if value is not None and one.is_only_object:
+                _check_described(value, inner)
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(value, list):
                     classes.pop(_place(inner), None)  # each element is a separate object
                 _check_object(classes, part, inner)
 
 
+def _check_mapping(value: Any, owner: str, key: tuple[str, ...]) -> None:
+    """Check that a group of settings is a mapping, or the name of a file that contains one."""
+    if not (isinstance(value, dict) or _is_file_name(value)):
+        raise ValueError(f"{'.'.join(key)} is {short(value)}; it must be a mapping with the keys of {owner}.")
+
+
+def _check_described(value: Any, key: tuple[str, ...]) -> None:
+    """Check that an object is described by a text or a mapping."""
+    if value is not None and not isinstance(value, (str, dict)):
+        raise ValueError(
+            f"{'.'.join(key)} is {short(value)}; it must be the name of a class, or a mapping with its class_path."
+        )
+
+
 def _check_object(classes: _Classes, value: Any, key: tuple[str, ...]) -> None:
     """Check the arguments of an object that is described by the name of its class, or by that and ``init_args``."""
     given, place = _unfolded(value), _place(key)
     named = given.get("class_path", value)
+    if "class_path" in given and not isinstance(named, str):
+        raise ValueError(f"{'.'.join(key)}.class_path is {short(named)}; it must be the name of a class.")
     if isinstance(named, str):
         classes[place] = named
     elif value is None:

@@ -28,13 +28,13 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lrl.cli.error_messages import user_errors
 from lrl.cli.program import run_of
 from lrl.cli.run_directory import RunDirectory, append_rows, experiment_name, log_to
+from lrl.cli.trainer_settings import check_settings
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.evaluation.load import checkpoint_file
 from lrl.files import require, resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
 from lrl.registry import enable_short_names, short_name
-from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.export import ExportModel
 from lrl.training.module import PolicyModule, RunModule
 from lrl.training.progress import HeldOutTable
@@ -381,44 +381,6 @@ def _trained(trainer: L.Trainer) -> int:
     """Return the number of minibatches that the whole run has trained."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
     return progress.processed
-
-
-_LIMITS = {
-    "fit": ("limit_train_batches", "max_epochs", "max_steps"),
-    "validate": ("limit_val_batches",),
-    "test": ("limit_test_batches",),
-    "predict": ("limit_predict_batches",),
-}
-"""Settings of the trainer that must not be 0, because the subcommand would do nothing."""
-
-
-def check_settings(trainer: Namespace, subcommand: str | None) -> None:
-    """Check the settings of the trainer, and remove the checkpoint callback if ``enable_checkpointing`` is false.
-
-    Args:
-        trainer: the configuration of the trainer; its ``callbacks`` are changed in place.
-        subcommand: the subcommand; None is the same as ``fit``.
-
-    Raises:
-        ValueError: If a setting would be ignored.
-    """
-    if trainer.default_root_dir is not None:
-        raise ValueError(
-            f"trainer.default_root_dir is {str(trainer.default_root_dir)!r}; it must be null, because "
-            "run_directory determines where a run is written."
-        )
-    if trainer.barebones:
-        raise ValueError("trainer.barebones is true; it must be false, because runs of lrl log and keep checkpoints.")
-    for name in _LIMITS[subcommand or "fit"]:
-        if trainer[name] == 0:
-            done = "trained" if subcommand in (None, "fit") else "evaluated"
-            raise ValueError(f"trainer.{name} is 0; it must not be 0, because nothing would be {done}.")
-    given = trainer.callbacks
-    callbacks = given if isinstance(given, list) else [] if given is None else [given]
-    if trainer.enable_checkpointing is False:
-        name = CollectionCheckpoint.__name__
-        callbacks = [part for part in callbacks if part.class_path.rpartition(".")[2] != name]
-    trainer.callbacks = callbacks
 
 
 def _seed(value: Any) -> int:

@@ -87,7 +87,7 @@ class RunDirectory:
             _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
         )
         others = [found for found in path.iterdir() if found.name != "run.log"] if path.is_dir() else []
-        continues = _restarts() > 0 or (resumed is not None and Path(resumed).resolve().is_relative_to(path))
+        continues = _restarts() > 0 or (resumed is not None and _contains(path, Path(resumed).resolve()))
         if first and not continues and (others or path.is_file()):  # another rank may have begun the log
             raise ValueError(
                 f"run_directory is {str(path)!r}, which is not empty; name a new one, or give a checkpoint in it as "
@@ -285,6 +285,11 @@ def commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return result.stdout.strip() or "unknown"
+
+
+def _contains(run: Path, checkpoint: Path) -> bool:
+    """Return whether a checkpoint is in a run directory; folders above the run directory are none."""
+    return checkpoint.is_relative_to(run) and any((run / name).is_file() for name in ("config.yaml", "command.txt"))
 
 
 def _restarts() -> int:

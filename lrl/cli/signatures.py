@@ -74,6 +74,24 @@ class Argument:
         return classes[0] if len(classes) == 1 and classes[0].is_dataclass else None
 
     @property
+    def is_only_group(self) -> bool:
+        """True if the type is :attr:`group`, or that or None."""
+        return self.group is not None and self._others == [self.group.name]
+
+    @property
+    def is_only_object(self) -> bool:
+        """True if the type is a class of lrl or Lightning that is no dataclass, or such a class or None."""
+        if len(self._others) != 1:
+            return False
+        found = next(filter(None, (_resolve(self.module, name) for name in self._named)), None)
+        return found is not None and not found.is_dataclass and found.module.startswith(("lrl.", "lightning."))
+
+    @property
+    def _others(self) -> list[str]:
+        """The names in the annotation, without those of optional types."""
+        return [name for name in map(_last_name, self._named) if name not in ("None", "Optional", "Union")]
+
+    @property
     def accepts_none(self) -> bool:
         """True if the annotation contains None."""
         nodes = list(ast.walk(self.annotation)) if self.annotation else []

@@ -101,9 +101,11 @@ def report_row(results: EpisodeResults, env_id: str, label: str, env_kwargs: dic
         label: label of the policy.
         env_kwargs: arguments of the environment.
     """
+    from lrl.evaluation.statistics import json_bounds
+
     report: dict[str, Any] = results.report(env_id, label) | {"env_kwargs": env_kwargs}
     failed = [episode["seed"] for episode in report.pop("per_episode") if not episode["success"]]
-    return report | {"length_ci95": list(results.intervals()["length"]), "failed_seeds": failed}
+    return report | {"length_ci95": json_bounds(results.intervals()["length"]), "failed_seeds": failed}
 
 
 def _load(label: str, path: str | None, env_id: str, env_kwargs: dict[str, Any]) -> Loaded:

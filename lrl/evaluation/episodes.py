@@ -20,7 +20,13 @@ from torchmetrics import Metric
 
 from lrl.envs.factory import EnvFactory
 from lrl.envs.native import SuccessAt
-from lrl.evaluation.statistics import bootstrap_interval, interquartile_mean, ratio_interval, wilson_interval
+from lrl.evaluation.statistics import (
+    bootstrap_interval,
+    interquartile_mean,
+    json_bounds,
+    ratio_interval,
+    wilson_interval,
+)
 from lrl.functional.distributed import all_gather_objects
 from lrl.policies.actor import Actor
 from lrl.policies.retrying import ResponseCache
@@ -133,7 +139,7 @@ class EpisodeResults:
             "episodes": len(self),
             "seed": self.seed,
             "return_mean": means["return"],
-            "return_ci95": [None if np.isnan(bound) else bound for bound in intervals["return"]],
+            "return_ci95": json_bounds(intervals["return"]),
             "return_iqm": float(interquartile_mean(self.returns)),
             "length_mean": means["length"],
             "success_at": self.success_at if self.has_success else None,

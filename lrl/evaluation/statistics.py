@@ -25,6 +25,11 @@ _BATCH = 2_000_000
 """Number of values that the bootstrap holds in memory at a time."""
 
 
+def json_bounds(interval: Interval) -> list[float | None]:
+    """Return the bounds of an interval for a JSON file, with None for nan."""
+    return [None if math.isnan(bound) else bound for bound in interval]
+
+
 def t_interval(values: ArrayLike) -> Interval:
     """Return Student's 95% interval of the mean of values ``(n,)``, for unbounded values; nan for fewer than two."""
     from scipy.stats import sem, t

@@ -20,7 +20,7 @@ import numpy as np
 
 from lrl.evaluation.pictures import Series
 from lrl.evaluation.report import result_text
-from lrl.evaluation.statistics import bootstrap_interval, headline_seed
+from lrl.evaluation.statistics import bootstrap_interval, headline_seed, json_bounds
 from lrl.files import write_whole
 from lrl.search.in_context import InContextSearcher, UnplayableError, chat_model_of
 from lrl.search.policies import LinearPolicy, SearchedPolicy, TabularPolicy
@@ -139,7 +139,7 @@ def record_of(
         "best_iteration": float(values.max()),
         "best_proposal": int(values.argmax()),
         "fresh": float(fresh.mean()),
-        "fresh_ci95": list(bootstrap_interval(fresh)),
+        "fresh_ci95": json_bounds(bootstrap_interval(fresh)),
         "seconds": round(seconds, 2),
         "values": [round(value, 6) for value in values.tolist()],
     }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lrl.evaluation.report import markdown_table
-from lrl.evaluation.statistics import bootstrap_interval
+from lrl.evaluation.statistics import bootstrap_interval, json_bounds
 from lrl.functional.random import seeds
 from lrl.search.searchers import Searcher, Trial
 from lrl.search.synthetic import REAL_KINDS, TABLE_KINDS, SyntheticFunction, sample_function
@@ -89,9 +89,9 @@ def _figures(values: np.ndarray, control: np.ndarray) -> dict[str, Any]:
     gains = values - control
     return {
         "value": float(values.mean()),
-        "value_ci95": list(bootstrap_interval(values)),
+        "value_ci95": json_bounds(bootstrap_interval(values)),
         "gain": float(gains.mean()),
-        "gain_ci95": list(bootstrap_interval(gains)),
+        "gain_ci95": json_bounds(bootstrap_interval(gains)),
         "better_share": float((gains > 0).mean()),
     }
 
@@ -127,4 +127,4 @@ def synthetic_table(reports: Mapping[str, Mapping[str, Any]]) -> str:
 def _interval(figures: Mapping[str, Any], name: str) -> str:
     """Return a mean with its interval as text."""
     low, high = figures[f"{name}_ci95"]
-    return f"{figures[name]:.3f} ({low:.3f} to {high:.3f})"
+    return f"{figures[name]:.3f}" + ("" if low is None else f" ({low:.3f} to {high:.3f})")

@@ -165,7 +165,7 @@ def test_a_misspelt_key_of_a_file_is_named_in_a_sentence(text, sentence, tmp_pat
         ["--model.init_args.policy", "torch.nn.Linear", f"{POLICY}.in_features", "1"],
         ["--trainer.logger", "WandbLogger", "--trainer.logger.whatever_wandb_takes", "x"],
         ["--trainer.strategy", "ddp", "--trainer.max_time", "{hours: 1}", "--trainer.logger", "true"],
-        ["--config", "no_such_file.yaml", "--model.init_args.policy", "[unreadable"],
+        ["--model.init_args.policy", "[unreadable"],
         ["--print_config", "--seed_everything=1", "-c", "overlays/debug.yaml", "--push_to_hub", "me/lake"],
         ["--trainer.callbacks", "[{class_path: Transcripts}, {init_args: {every: 1}}]"],
         ["--model.init_args.policy", "null", f"{POLICY}.whatever", "1"],

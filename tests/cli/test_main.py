@@ -126,7 +126,7 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
             ["--model.init_args.policy", "TextPolicyy"],
             "lrl: model.policy is 'TextPolicyy', which is no class; did you mean 'TextPolicy'?",
         ),
-        (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs: Expected a int"),
+        (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs is 'many'; it must be an integer or null."),
         (["--trainer.max_epoch", "3"], "lrl: unrecognized arguments: --trainer.max_epoch 3"),
         (
             ["--trainer.precision", "bf15"],

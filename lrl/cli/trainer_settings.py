@@ -1,0 +1,66 @@
+"""Checks of the trainer's settings that Lightning does not make, or reports without naming the setting."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lrl.training.checkpoint import CollectionCheckpoint
+
+_LIMITS = {
+    "fit": ("limit_train_batches", "max_epochs", "max_steps"),
+    "validate": ("limit_val_batches",),
+    "test": ("limit_test_batches",),
+    "predict": ("limit_predict_batches",),
+}
+"""Settings of the trainer that must not be 0, because the subcommand would do nothing."""
+
+
+def check_settings(trainer: Namespace, subcommand: str | None) -> None:
+    """Check the settings of the trainer, and remove the checkpoint callback if ``enable_checkpointing`` is false.
+
+    Args:
+        trainer: the configuration of the trainer; its ``callbacks`` are changed in place.
+        subcommand: the subcommand; None is the same as ``fit``.
+
+    Raises:
+        ValueError: If a setting would be ignored.
+    """
+    if trainer.default_root_dir is not None:
+        raise ValueError(
+            f"trainer.default_root_dir is {str(trainer.default_root_dir)!r}; it must be null, because "
+            "run_directory determines where a run is written."
+        )
+    if trainer.barebones:
+        raise ValueError("trainer.barebones is true; it must be false, because runs of lrl log and keep checkpoints.")
+    if not _names_devices(trainer.devices):
+        raise ValueError(
+            f"trainer.devices is {trainer.devices!r}; it must be auto, -1, a positive number, or a list of indices."
+        )
+    for name in _LIMITS[subcommand or "fit"]:
+        if trainer[name] == 0:
+            done = "trained" if subcommand in (None, "fit") else "evaluated"
+            raise ValueError(f"trainer.{name} is 0; it must not be 0, because nothing would be {done}.")
+    given = trainer.callbacks
+    callbacks = given if isinstance(given, list) else [] if given is None else [given]
+    if trainer.enable_checkpointing is False:
+        name = CollectionCheckpoint.__name__
+        callbacks = [part for part in callbacks if part.class_path.rpartition(".")[2] != name]
+    trainer.callbacks = callbacks
+
+
+_MAX_DEVICES = 2**16
+"""Number above which a number of devices is a mistake."""
+
+
+def _names_devices(devices: Any) -> bool:
+    """Return whether a value is a number of devices, a list of their indices, or such a number or list as text."""
+    if isinstance(devices, str) and re.fullmatch(r"-?\d+", devices):
+        devices = int(devices)
+    if isinstance(devices, str):
+        return devices == "auto" or re.fullmatch(r"\d+(\s*,\s*\d+)*,?", devices) is not None
+    if isinstance(devices, list):
+        return bool(devices) and all(type(index) is int and index >= 0 for index in devices)
+    return type(devices) is int and (devices == -1 or 0 < devices <= _MAX_DEVICES)
