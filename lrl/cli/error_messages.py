@@ -73,7 +73,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name for what another library calls ``name``, else the one most similarly spelt, or None."""
     names = list(known)
     synonym = next((other for other in SYNONYMS.get(name, ()) if other in names), None)
-    return synonym or next(iter(difflib.get_close_matches(name, names, n=1)), None)
+    if synonym or (close := difflib.get_close_matches(name, names, n=1)):
+        return synonym or close[0]
+    lower = {one.lower(): one for one in names}
+    return next((lower[one] for one in difflib.get_close_matches(name.lower(), lower, n=1)), None)
 
 
 def short(value: object) -> str:

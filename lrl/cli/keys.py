@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import math
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,6 +74,7 @@ def _check(command: str, given: Iterable[Any]) -> None:
     for settings in given:
         if settings is None:
             return
+        _check_numbers(settings)
         for name, value in _unfolded(settings).items():
             if name not in top:
                 near = nearest(name, names := {one: one for one in top} | trainer)
@@ -240,6 +242,17 @@ def _check_arguments(
                 _check_object(classes, part, inner)
 
 
+def _check_numbers(value: Any, key: str = "") -> None:
+    """Check that no number is nan, and that integers fit into 64 bits, which libraries need."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, part in parts:
+        _check_numbers(part, f"{key}.{name}" if key else str(name))
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"{key} is nan; it must be a number.")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ValueError(f"{key} is {short(value)}; it must be less than {2**63}.")
+
+
 def _check_mapping(value: Any, owner: str, key: tuple[str, ...]) -> None:
     """Check that a group of settings is a mapping, or the name of a file that contains one."""
     if not (isinstance(value, dict) or _is_file_name(value)):
@@ -271,7 +284,7 @@ def _check_object(classes: _Classes, value: Any, key: tuple[str, ...]) -> None:
     known = arguments(kind) if kind is not None else None
     for name in others if known is not None or place not in classes else ():
         full = ".".join((*key, name))
-        near = difflib.get_close_matches(name, _OBJECT, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(name.lower(), _OBJECT, n=1, cutoff=0.8)
         if near and name not in {one.name for one in known or ()}:
             raise ValueError(f"{full} is not a key of an object; did you mean {near[0]!r}?")
         if known is not None and "class_path" in given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -39,6 +40,10 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
         raise ValueError(
             f"trainer.devices is {trainer.devices!r}; it must be auto, -1, a positive number, or a list of indices."
         )
+    for name, least in _LEAST.items():
+        if trainer[name] is not None and not least <= trainer[name] < math.inf:
+            least_text = "0 or positive" if least == 0 else f"at least {least}"
+            raise ValueError(f"trainer.{name} is {trainer[name]}; it must be {least_text}, or null.")
     for name in _LIMITS[subcommand or "fit"]:
         if trainer[name] == 0:
             done = "trained" if subcommand in (None, "fit") else "evaluated"
@@ -51,6 +56,8 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
     trainer.callbacks = callbacks
 
 
+_LEAST = {"gradient_clip_val": 0, "check_val_every_n_epoch": 1, "log_every_n_steps": 0}
+"""Smallest values of settings for which Lightning takes any number."""
 _MAX_DEVICES = 2**16
 """Number above which a number of devices is a mistake."""
 
