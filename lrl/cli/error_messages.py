@@ -220,7 +220,8 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     if other is not None:
         kind = "an integer" if "int()" in value else "a number"
         return f"{key} is a {other[1]}; it must be {kind} that is {RANGES[found[1]]}{optional}."
-    return f"{key} is {value}; it must be {RANGES[found[1]]}{optional}."
+    needed = "an integer that is " if re.fullmatch(r"'[-+]?\d*\.\d+'", value) and "int()" in text else ""
+    return f"{key} is {value}; it must be {needed}{RANGES[found[1]]}{optional}."
 
 
 def _wrong_class(key: str, lines: list[str], name: str) -> str:

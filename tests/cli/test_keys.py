@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,78 @@ def test_a_misspelt_key_of_a_file_is_named_in_a_sentence(text, sentence, tmp_pat
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ValueError, match=sentence):
         check("--config", str(tmp_path / "mine.yaml"))
+
+
+OBJECT = "the name of a class, or a mapping with its class_path."
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("trainer: -7", "trainer is -7; it must be a mapping with the keys of Trainer."),
+        ("model: [1]", f"model is [1]; it must be {OBJECT}"),
+        ("model: {class_path: {a: 1}}", "model.class_path is {'a': 1}; it must be the name of a class."),
+        ("data: {init_args: {env: true}}", f"data.init_args.env is true; it must be {OBJECT}"),
+        (
+            "data: {init_args: {validation: 0.5}}",
+            "data.init_args.validation is 0.5; it must be a mapping with the keys of ValidationConfig.",
+        ),
+        (
+            "model: {init_args: {optimizer: fast}}",
+            "model.init_args.optimizer is 'fast'; it must be a mapping with the keys of OptimizerConfig.",
+        ),
+        ("model: {CLASS_PATH: a}", "model.CLASS_PATH is not a key of an object; did you mean 'class_path'?"),
+        ("trainer: {max_epochs: .nan}", "trainer.max_epochs is nan; it must be a number."),
+        (f"data: {{init_args: {{group_size: {10**30}}}}}", f"group_size is {10**30}; it must be less than {2**63}."),
+        ("? ''\n: 1", "'' is not a key of a run; it must be one of"),
+        ("model: &a {policy: *a}", "config has keys that are nested too deeply, or a mapping that contains itself."),
+    ],
+)
+def test_a_value_that_cannot_be_checked_by_its_class_is_named_in_a_sentence(text, sentence, tmp_path):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check("--config", str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "contains no mapping; it must contain keys such as model, data and trainer."),
+        (b"- model\n- data\n", "contains no mapping; it must contain keys such as model, data and trainer."),
+        ("a: für".encode("latin-1"), "is not a text file in UTF-8; it must be a YAML file."),
+        (b"trainer: {max_epochs: 3\nmodel: 1", "is not valid YAML: expected ',' or '}', but got ':' in line 2."),
+        (b"a: *b", "is not valid YAML: found undefined alias 'b' in line 1."),
+        (b"a: 2026-13-45", "is not valid YAML: month must be in 1..12."),
+        (b"[" * 3000, "is not valid YAML: it is nested too deeply."),
+        (b"trainer:\n  max_epochs: 1\n  max_epochs: 2\n", "the key 'max_epochs' is given a second time in line 3."),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named_in_a_sentence(content, sentence, tmp_path):
+    (file := tmp_path / "mine.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=f"^config is {re.escape(repr(str(file)))}, which .*{re.escape(sentence)}$"):
+        check("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("missing.yaml", "which does not exist; give a YAML file, or the name of a configuration of lrl."),
+        ("frozen_lake/grpoo.yaml", "which does not exist; did you mean 'frozen_lake/grpo.yaml'?"),
+        ("[1", "which does not exist; give a YAML file"),
+        ("", "which is a folder; it must be a file."),
+        ("configs", "which is a folder; it must be a file."),
+        ("x" * 300, "which does not exist"),
+        ("a\0b", "which does not exist"),
+    ],
+)
+def test_a_name_that_is_no_configuration_is_named_in_a_sentence(name, sentence):
+    with pytest.raises(ValueError, match=re.escape(f"config is {name!r}, {sentence}")):
+        check("--config", name)
+
+
+def test_the_file_of_a_misspelt_option_is_not_read():
+    with pytest.raises(ValueError, match="confi is not a key of a run; did you mean 'config'"):
+        check_keys(["fit", "--confi", "frozen_lake/grpo.yaml", "--model.whatever", "1"])
 
 
 @pytest.mark.parametrize(

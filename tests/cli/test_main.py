@@ -127,6 +127,44 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
             "lrl: model.policy is 'TextPolicyy', which is no class; did you mean 'TextPolicy'?",
         ),
         (["--trainer.max_epochs", "many"], "lrl: trainer.max_epochs is 'many'; it must be an integer or null."),
+        (
+            ["--trainer.limit_train_batches", "[1]"],
+            "lrl: trainer.limit_train_batches is [1]; it must be a number or null.",
+        ),
+        (["--seed_everything", "abc"], "lrl: seed_everything is 'abc'; it must be an integer."),
+        (
+            ["--data.init_args.num_minibatches", "1.5"],
+            "lrl: data.num_minibatches is '1.5'; it must be an integer that is at least 1.",
+        ),
+        (
+            ["--data.init_args.num_minibatches", "{}"],
+            "lrl: data.num_minibatches is a dict; it must be an integer that is at least 1.",
+        ),
+        (
+            ["--config", "data: {init_args: {num_minibatches: 1.5}}"],
+            "lrl: data.num_minibatches is 1.5; it must be an integer that is at least 1.",
+        ),
+        (
+            ["--config", "model: {init_args: {policy: {init_args: {language_model: {name: []}}}}}"],
+            "lrl: model.policy.language_model.name is []; it must be a text.",
+        ),
+        (
+            ["--config", "trainer: {callbacks: [3]}"],
+            "lrl: trainer.callbacks is 3; it must be the name of a subclass of Callback, or have a class_path.",
+        ),
+        (
+            ["--data", "SFTModule"],
+            "lrl: data is 'SFTModule'; it must be the name of a subclass of LightningDataModule, such as "
+            "package.module.Class.",
+        ),
+        (
+            ["--config", "model: {init_args: {policy: {class_path: lrl.nothing.X}}}"],
+            "lrl: model.policy is 'lrl.nothing.X', which cannot be imported (module 'lrl' has no attribute 'nothing').",
+        ),
+        (
+            ["--trainer.max_epochs", "x" * 5000],
+            f"lrl: trainer.max_epochs is '{'x' * 59}... (5003 characters) it must be an integer or null.",
+        ),
         (["--trainer.max_epoch", "3"], "lrl: unrecognized arguments: --trainer.max_epoch 3"),
         (
             ["--trainer.precision", "bf15"],

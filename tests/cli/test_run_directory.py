@@ -192,7 +192,7 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
     assert {file: file.read_bytes() for file in files} == files and not (run / "earlier" / "2").exists()
     other.mkdir()
     (other / "notes.txt").touch()
-    for words in ((*command, other), ("validate", *command[1:3], *command[-1:], run)):
+    for words in ((*command, other), (*command, tmp_path), ("validate", *command[1:3], *command[-1:], run)):
         status, _, said = launch(*words)
         assert status == 2 and "which is not empty; name a new one, or give a checkpoint in it as ckpt_path" in said
     assert len(rows_of(run)) == 2 * len(before) and os.listdir(other) == ["notes.txt"]

@@ -29,6 +29,13 @@ def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_
         assert len(entry["failed_seeds"]) == round(3 * (1 - entry["success_rate"]))
 
 
+def test_an_interval_of_one_episode_is_null(tmp_path: Path) -> None:
+    done = run("--env_id", "FrozenLake-v1", "--episodes", "1", "--json", str(tmp_path / "table.json"))
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads((tmp_path / "table.json").read_text())["environments"]
+    assert entry["length_ci95"] == [None, None] and entry["return_ci95"] == [None, None] and "nan" not in done.stdout
+
+
 def test_an_environment_without_expert_is_one_sentence() -> None:
     done = run("--env_id", "minigrid:MiniGrid-Empty-5x5-v0")
     assert done.returncode == 2

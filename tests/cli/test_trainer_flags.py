@@ -4,6 +4,7 @@ A few run in every test; the others are a sweep. The runs have two collections o
 """
 
 import logging
+import re
 
 import pytest
 import torch
@@ -290,6 +291,24 @@ def test_a_flag_that_cannot_have_its_effect_raises_one_sentence(words, sentence,
     done, _ = fit(tmp_path, *words)
     *_, last = done.stderr.splitlines()
     assert done.returncode == 2 and last.startswith(f"lrl: {sentence}") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("devices", "{}", "auto, -1, a positive number, or a list of indices"),
+        ("devices", "abc", "auto, -1, a positive number, or a list of indices"),
+        ("devices", "0", "auto, -1, a positive number, or a list of indices"),
+        ("devices", "999999999", "auto, -1, a positive number, or a list of indices"),
+        ("gradient_clip_val", "-1", "0 or positive, or null"),
+        ("gradient_clip_val", "inf", "0 or positive, or null"),
+        ("check_val_every_n_epoch", "0", "at least 1, or null"),
+    ],
+)
+def test_a_number_that_lightning_does_not_check_is_named_in_a_sentence(name, value, right, tmp_path):
+    done, _ = fit(tmp_path, *flag(name, value))
+    assert done.returncode == 2
+    assert re.fullmatch(f"lrl: trainer.{name} is .*; it must be {right}\\.", done.stderr.splitlines()[-1]), done.stderr
 
 
 @pytest.mark.parametrize(("command", "limit"), [("validate", "val"), ("test", "test"), ("predict", "predict")])
