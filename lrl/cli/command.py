@@ -183,6 +183,8 @@ def _arguments(owner: Any, values: dict[str, Any]) -> dict[str, Any]:
             found[name] = kind(**_arguments(kind, values))  # pyright: ignore[reportCallIssue]
         elif name in values:
             value: Any = tuple(values[name]) if get_origin(kind) is tuple else values[name]
+            if isinstance(value, int) and abs(value) >= 2**63:  # too large for loops and arrays
+                raise ValueError(f"--{name} is {value}; it must be less than {2**63}.")
             if type(value).__name__ in RANGES:  # the value of a type with a range is an instance of that type
                 value = int(value) if isinstance(value, int) else float(value)
             found[name] = value

@@ -57,7 +57,7 @@ _STOCK_PARTS = {"callbacks": "trainer.callbacks", "loggers": "trainer.logger", "
 """Configuration keys of Lightning's own callbacks, loggers and profilers, by the folder with their classes."""
 _WRONG_CLASS = "Not a valid subclass of"
 _NO_CLASS = re.compile(
-    r"Expected a dot import path string: (.*)|Expected a path but (.*) either not|Unexpected import path format: (.*)"
+    r"Expected a dot import path string: ?(.*)|Expected a path but (.*) either not|Unexpected import path format: ?(.*)"
     r"|Import path (?:(\S*) )?does not correspond"
 )
 """How reports of jsonargparse begin if a text is not the name of a class of the right kind."""
@@ -194,6 +194,8 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     if found := _NO_CLASS.match(reason):
         return _wrong_class(key, lines, next(filter(None, found.groups()), ""))
     subtypes, given = _subtypes_and_value(lines, reason)
+    if re.match(r"'\w+' object has no attribute 'keys'", reason):
+        return f"{key} is {_shown(given)}; it must be the name of a class, or have a class_path."
     found = re.match(r"No module named|module '.*' has no attribute", reason)
     if found is not None:
         paths = [path for line in lines[: lines.index(reason)] for path in _GIVEN_CLASS.findall(line)]

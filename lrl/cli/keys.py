@@ -232,6 +232,7 @@ def _check_arguments(
             if value is not None and one.is_only_group:
                 _check_mapping(value, group.name, inner)
             if settings is not None and "class_path" not in _unfolded(value):
+                _check_no_null(settings, value, inner)
                 _check_arguments(classes, group.name, settings, value, inner)
         elif not one.takes_any_keys:
             if value is not None and one.is_only_object:
@@ -251,6 +252,15 @@ def _check_numbers(value: Any, key: str = "") -> None:
         raise ValueError(f"{key} is nan; it must be a number.")
     if isinstance(value, int) and abs(value) >= 2**63:
         raise ValueError(f"{key} is {short(value)}; it must be less than {2**63}.")
+
+
+def _check_no_null(settings: Iterable[Argument], given: Any, key: tuple[str, ...]) -> None:
+    """Check that no setting of a group is null that cannot be; the group would keep it in place of its default."""
+    values = _unfolded(given)
+    for one in settings:
+        if one.annotation is not None and one.name in values and values[one.name] is None and not one.accepts_none:
+            place = ".".join((*key, one.name))
+            raise ValueError(f"{place} is null; it must be {ast.unparse(one.annotation)}, or be left out.")
 
 
 def _check_mapping(value: Any, owner: str, key: tuple[str, ...]) -> None:

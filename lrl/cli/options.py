@@ -207,6 +207,10 @@ class DeviceOptions:
             raise ValueError(
                 f"--accelerator is {self.accelerator!r}, which this machine does not have ({error}); give auto or cpu."
             ) from error
+        except (OverflowError, TypeError) as error:  # the only setting that Fabric does not check itself
+            raise ValueError(
+                f"--devices is {self.devices!r}; it must be auto, or a positive number of devices."
+            ) from error
         if shards_parameters(fabric.strategy):
             raise ValueError(
                 f"--strategy is {self.strategy!r}, which shards the weights; devices play episodes of different "

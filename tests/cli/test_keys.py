@@ -175,6 +175,10 @@ OBJECT = "the name of a class, or a mapping with its class_path."
             "model.init_args.optimizer is 'fast'; it must be a mapping with the keys of OptimizerConfig.",
         ),
         ("model: {CLASS_PATH: a}", "model.CLASS_PATH is not a key of an object; did you mean 'class_path'?"),
+        (
+            "model: {init_args: {policy: {init_args: {language_model: {name: null}}}}}",
+            "language_model.name is null; it must be str, or be left out.",
+        ),
         ("trainer: {max_epochs: .nan}", "trainer.max_epochs is nan; it must be a number."),
         (f"data: {{init_args: {{group_size: {10**30}}}}}", f"group_size is {10**30}; it must be less than {2**63}."),
         ("? ''\n: 1", "'' is not a key of a run; it must be one of"),

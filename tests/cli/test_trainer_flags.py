@@ -301,7 +301,6 @@ def test_a_flag_that_cannot_have_its_effect_raises_one_sentence(words, sentence,
         ("devices", "0", "auto, -1, a positive number, or a list of indices"),
         ("devices", "999999999", "auto, -1, a positive number, or a list of indices"),
         ("gradient_clip_val", "-1", "0 or positive, or null"),
-        ("gradient_clip_val", "inf", "0 or positive, or null"),
         ("check_val_every_n_epoch", "0", "at least 1, or null"),
     ],
 )
