@@ -58,7 +58,12 @@ def test_a_policy_acts_in_the_given_precision(arguments, expected, seen, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"), [(["--precision", "bf15"], "'bf15'"), (["--strategy", "nothing"], "'nothing'")]
+    ("arguments", "sentence"),
+    [
+        (["--precision", "bf15"], "'bf15'"),
+        (["--strategy", "nothing"], "'nothing'"),
+        (["--devices", ""], "--devices is ''"),
+    ],
 )
 def test_an_unusable_setting_raises_one_sentence(arguments, sentence, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
