@@ -16,11 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
-from lrl.evaluation.comparison import group_by_configuration, minutes_of
+from lrl.evaluation.comparison import group_by_configuration, minutes_of, read_config
 from lrl.evaluation.statistics import RESULT_METRICS
 from lrl.files import checkout, is_replaced
 from lrl.functional.distributed import read_checkpoint
@@ -220,13 +221,14 @@ class RunDirectory:
                 logging.getLogger("lrl").info("%-10s  %s", name, lines[name])
 
     def _other_run(self, metric: str) -> Path | None:
-        """Return the newest finished run beside this one that has the same seed and metric, but other settings."""
+        """Return the newest finished run beside this one that differs in settings, but not in seed and environment."""
         seed, origin = _seed(self.path), self.path.name.partition("-resumed-")[0]
         others = [folder for folder in self.path.parent.iterdir() if folder != self.path and folder.is_dir()]
         others = [one for one in others if one.name.partition("-resumed-")[0] != origin and not is_replaced(one)]
         others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         same = (folder for folder in others if seed is not None and _seed(folder) == seed)
         found = (run for run in same if metric in _columns(run) and minutes_of(run) is not None)
+        found = (run for run in found if _environment(run) == _environment(self.path))
         return next((run for run in found if len(group_by_configuration([self.path, run])) > 1), None)
 
     def close(self) -> None:
@@ -263,6 +265,12 @@ class RunDirectory:
         for folder in self.made:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+
+
+def _environment(run: Path) -> Any:
+    """Return the settings of the environment in the configuration of a run; None if it has none."""
+    data = read_config(run).get("data") or {}
+    return (data.get("init_args") or data).get("env")
 
 
 def experiment_name(configs: list[str]) -> str:

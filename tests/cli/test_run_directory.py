@@ -225,12 +225,13 @@ def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog)
     caplog.set_level(logging.INFO, logger="lrl")
     names = ("checkpoint", "evaluate", "plot", "compare", "resume")
     run, other = RunDirectory(tmp_path / "a run"), tmp_path / "other"
-    not_compared = ("another seed", "same settings", "unfinished", "other-interrupted-20260101-120000")
+    not_compared = ("another seed", "same settings", "unfinished", "another env", "other-interrupted-20260101-120000")
     for folder in (run.path, other, *map(tmp_path.joinpath, not_compared)):
         folder.mkdir()
         (folder / "config.yaml").write_text(
             f"seed_everything: {folder.name == 'another seed':d}\n"
-            f"data: {{num_envs: {1 if folder == run.path or folder.name == 'same settings' else 2}}}\n"
+            f"data: {{env: {folder.name == 'another env':d}, "
+            f"num_envs: {1 if folder == run.path or folder.name == 'same settings' else 2}}}\n"
         )
         if folder.name != "unfinished":
             (folder / "run.log").write_text("INFO finished after 2.00 minutes\n")
