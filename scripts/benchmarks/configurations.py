@@ -1,4 +1,4 @@
-"""The time until the first line and the memory of each configuration for two collections or 50 batches."""
+"""The time until the first line and the memory of each configuration for two collections or ten batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run(config: Path) -> dict[str, Any]:
     if "init_from" in content["model"].get("init_args", {}):
         settings["model.init_args.init_from"] = "null"
     if content["data"]["class_path"] != "RolloutDataModule":
-        settings |= {"trainer.max_epochs": 1, "trainer.limit_train_batches": 50}
+        settings |= {"trainer.max_epochs": 1, "trainer.limit_train_batches": 10}
     with tempfile.TemporaryDirectory() as place:
         words = ["fit", "--config", str(config), "--run_directory", f"{place}/run"]
         words += [word for key, value in settings.items() for word in (f"--{key}", str(value))]
