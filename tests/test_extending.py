@@ -1,8 +1,9 @@
-"""A package outside the repository extends lrl as the pages on extending say, from Python and from YAML."""
+"""A package outside the repository extends lrl as the pages on extending and the guides say."""
 
 import ast
 import importlib
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +18,24 @@ PAGES = {"algorithm": "reinforce", "environment": "coins", "policy": "table", "r
 """The module of ``my_package`` that contains the classes of each page."""
 EXPERIMENTS = {"environment": "cartpole/ppo_scoring.yaml", "reward": "frozen_lake/grpo.yaml"}
 """The experiments for which the YAML of a page is an overlay."""
+GUIDES = {"environment": "room", "json_lines": "problems"}
+"""The module of ``my_package`` that each guide writes, and the name of its configuration."""
 TEXTS = {page: Path(f"docs/extending/{page}.md").resolve() for page in PAGES}
+GUIDE_TEXTS = {guide: Path(f"docs/guides/{guide}.md").resolve() for guide in GUIDES}
 SHORT = ("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.init_args.validation.episodes=2",
          "--data.init_args.num_epochs=1", "--trainer.check_val_every_n_epoch=1")  # fmt: skip
+SHORTER = {"room": ("--data.init_args.num_envs=4",), "problems": ("--data.init_args.num_groups=4",)}
+"""Further options of a short run of a guide."""
+
+
+def blocks(text, language):
+    """Return the blocks of a page in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def block(page, language):
     """Return the first block of a page in a language."""
-    return re.findall(rf"```{language}\n(.*?)```", TEXTS[page].read_text(encoding="utf-8"), re.DOTALL)[0]
+    return blocks(TEXTS[page], language)[0]
 
 
 def module_and_use(page):
@@ -104,3 +115,22 @@ def test_the_console_script_finds_a_package_in_the_current_folder(package):
     done = subprocess.run([program, *fit("algorithm")], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "my_package.reinforce.REINFORCEModule" in stored_classes("algorithm")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path):
+    module, text = GUIDES[guide], GUIDE_TEXTS[guide]
+    (tmp_path / "my_package").mkdir()
+    files = dict(zip((f"my_package/{module}.py", "check.py"), blocks(text, "python"), strict=False))
+    files |= dict(zip((f"{module}.yaml", "network.yaml"), blocks(text, "yaml"), strict=False))
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    lines = "\n".join(blocks(text, "bash")).splitlines()
+    assert len(lines) == 4
+    for line in lines:
+        program, *words = shlex.split(line)
+        short = {"fit": [*SHORT, *SHORTER[module]], "evaluate": ["--episodes", "2"]}.get(words[0], [])
+        command = [Path(sys.executable).with_name(program), *words, *short]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
