@@ -18,14 +18,23 @@ PAGES = {"algorithm": "reinforce", "environment": "coins", "policy": "table", "r
 """The module of ``my_package`` that contains the classes of each page."""
 EXPERIMENTS = {"environment": "cartpole/ppo_scoring.yaml", "reward": "frozen_lake/grpo.yaml"}
 """The experiments for which the YAML of a page is an overlay."""
-GUIDES = {"environment": "room", "json_lines": "problems"}
-"""The module of ``my_package`` that each guide writes, and the name of its configuration."""
+GUIDES = {
+    "environment": {"python": ["my_package/room.py"], "yaml": ["room.yaml", "network.yaml"]},
+    "json_lines": {"python": ["my_package/problems.py", "check.py"], "yaml": ["problems.yaml"]},
+    "model": {"python": ["save.py"], "yaml": ["my_model.yaml"]},
+}
+"""The files that the blocks of each guide are."""
 TEXTS = {page: Path(f"docs/extending/{page}.md").resolve() for page in PAGES}
 GUIDE_TEXTS = {guide: Path(f"docs/guides/{guide}.md").resolve() for guide in GUIDES}
 SHORT = ("--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--data.init_args.validation.episodes=2",
          "--data.init_args.num_epochs=1", "--trainer.check_val_every_n_epoch=1")  # fmt: skip
-SHORTER = {"room": ("--data.init_args.num_envs=4",), "problems": ("--data.init_args.num_groups=4",)}
-"""Further options of a short run of a guide."""
+SHORTENED = {
+    "fit": ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.limit_val_batches=0",
+            "--trainer.accelerator=cpu"),
+    "evaluate": ("--episodes=2",),
+    "collect": ("--episodes=14",),
+}  # fmt: skip
+"""Further options of the commands of a guide."""
 
 
 def blocks(text, language):
@@ -119,18 +128,17 @@ def test_the_console_script_finds_a_package_in_the_current_folder(package):
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path):
-    module, text = GUIDES[guide], GUIDE_TEXTS[guide]
-    (tmp_path / "my_package").mkdir()
-    files = dict(zip((f"my_package/{module}.py", "check.py"), blocks(text, "python"), strict=False))
-    files |= dict(zip((f"{module}.yaml", "network.yaml"), blocks(text, "yaml"), strict=False))
-    for name, content in files.items():
-        (tmp_path / name).write_text(content)
-    lines = "\n".join(blocks(text, "bash")).splitlines()
-    assert len(lines) == 4
+def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    Path("my_package").mkdir()
+    for language, files in GUIDES[guide].items():
+        for file, content in zip(files, blocks(GUIDE_TEXTS[guide], language), strict=True):
+            Path(file).write_text(content)
+    lines = "\n".join(blocks(GUIDE_TEXTS[guide], "bash")).splitlines()
+    lines = (["python save.py"] if guide == "model" else []) + lines
     for line in lines:
         program, *words = shlex.split(line)
-        short = {"fit": [*SHORT, *SHORTER[module]], "evaluate": ["--episodes", "2"]}.get(words[0], [])
-        command = [Path(sys.executable).with_name(program), *words, *short]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        command = [Path(sys.executable).with_name(program), *words, *SHORTENED.get(words[0], ())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
