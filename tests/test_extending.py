@@ -126,19 +126,21 @@ def test_the_console_script_finds_a_package_in_the_current_folder(package):
     assert "my_package.reinforce.REINFORCEModule" in stored_classes("algorithm")
 
 
-@pytest.mark.distributed
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", GUIDES)
 def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        monkeypatch.delitem(sys.modules, module)  # of another test
     Path("my_package").mkdir()
     for language, files in GUIDES[guide].items():
         for file, content in zip(files, blocks(GUIDE_TEXTS[guide], language), strict=True):
             Path(file).write_text(content)
     lines = "\n".join(blocks(GUIDE_TEXTS[guide], "bash")).splitlines()
     lines = (["python save.py"] if guide == "model" else []) + lines
-    for line in lines:
-        program, *words = shlex.split(line)
-        command = [Path(sys.executable).with_name(program), *words, *SHORTENED.get(words[0], ())]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    for line in filter(None, lines):
+        words = shlex.split(line)
+        done = run_words([*words, *SHORTENED.get(words[1], ())])
         assert done.returncode == 0, f"{line}\n{done.stderr}"
