@@ -56,6 +56,7 @@ from results.summaries import (
     learning_table,
     minutes_text,
     pictures,
+    screening_table,
 )
 
 Results = Mapping[str, dict[str, Any]]
@@ -404,6 +405,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "boards": lambda words, results, _: boards_table(_named(words[0], results)),
     "pilots": lambda words, results, _: pilots_table(_named(words[0], results)["pilots"]),
     "lasting": lambda words, results, _: lasting_table([_named(name, results) for name in words]),
+    "screening": lambda words, results, _: screening_table(_named(words[0], results)["screening"]),
     "rephrased": lambda words, results, _: rephrased_table(_named(words[0], results)["rephrased"]),
     "search": _search,
     "search_budget": lambda words, results, _: budget_table(_searched(words[0], results)),

@@ -205,6 +205,28 @@ def lasting_table(results: Sequence[dict[str, Any]]) -> str:
     return markdown_table([*names, shares, "largest drawdown"], rows)
 
 
+def screening_table(options: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table with a row per option, whose cells list the figures of its runs in the order of seeds.
+
+    Args:
+        options: ``name`` and ``runs``. Each run has the result of :func:`lasting_of` as ``lasting``, and the means of
+            ``entropy`` and ``update_kl`` over the last tenth of the run.
+    """
+    rows = []
+    for option in options:
+        runs = [(run, run["lasting"]) for run in option["runs"]]
+        cells = (
+            ["not solved" if last is None else f"{last['solved']:,.0f}" for _, last in runs],
+            ["" if last is None else f"{last['last'] / last['then']:.2f}" for _, last in runs],
+            ["" if last is None else f"{last['drawdown']:.0f}" for _, last in runs],
+            [f"{run['entropy']:.2f}" for run, _ in runs],
+            [f"{run['update_kl']:.3f}" for run, _ in runs],
+        )
+        rows.append([option["name"], *(", ".join(filter(None, values)) for values in cells)])
+    names = ["solved after env steps", "last tenth / tenth after solving", "largest drawdown", "entropy, nats"]
+    return markdown_table(["option", *names, "KL per collection"], rows)
+
+
 def final_values(result: dict[str, Any]) -> np.ndarray:
     """Return the last value of the metric in each run, float64 ``(run,)``."""
     return np.array([run["curve"][result["metric"]][-1] for run in result["runs"]])

@@ -12,6 +12,7 @@ from results.summaries import (
     lasting_table,
     learning_table,
     result_curve,
+    screening_table,
     summarise,
 )
 
@@ -301,3 +302,10 @@ def test_a_run_that_lasts_is_told_from_one_that_falls(tmp_path):
     assert lasting_table([result]).splitlines()[-1] == (
         "| a | 2 of 3 | 2,200 (2,200 to 2,200) | 8,000 | 400 (300 to 500) | 0.801, 0.600 | 400 |"
     )
+
+
+def test_a_screening_lists_the_figures_of_each_seed_and_what_was_not_solved():
+    lasts = {"solved": 25344.0, "then": 400.0, "last": 500.0, "drawdown": 12.4}
+    runs = [{"lasting": last, "entropy": 0.25, "update_kl": 0.01} for last in (lasts, None, lasts | {"last": 100.0})]
+    row = screening_table([{"name": "a", "runs": runs}]).splitlines()[-1]
+    assert row == ("| a | 25,344, not solved, 25,344 | 1.25, 0.25 | 12, 12 | 0.25, 0.25, 0.25 | 0.010, 0.010, 0.010 |")
