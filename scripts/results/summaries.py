@@ -217,12 +217,12 @@ def screening_table(options: Sequence[dict[str, Any]]) -> str:
         runs = [(run, run["lasting"]) for run in option["runs"]]
         cells = (
             ["not solved" if last is None else f"{last['solved']:,.0f}" for _, last in runs],
-            ["" if last is None else f"{last['last'] / last['then']:.2f}" for _, last in runs],
-            ["" if last is None else f"{last['drawdown']:.0f}" for _, last in runs],
+            ["–" if last is None else f"{last['last'] / last['then']:.2f}" for _, last in runs],
+            ["–" if last is None else f"{last['drawdown']:.0f}" for _, last in runs],
             [f"{run['entropy']:.2f}" for run, _ in runs],
             [f"{run['update_kl']:.3f}" for run, _ in runs],
         )
-        rows.append([option["name"], *(", ".join(filter(None, values)) for values in cells)])
+        rows.append([option["name"], *(" / ".join(values) for values in cells)])
     names = ["solved after env steps", "last tenth / tenth after solving", "largest drawdown", "entropy, nats"]
     return markdown_table(["option", *names, "KL per collection"], rows)
 

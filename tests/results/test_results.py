@@ -308,4 +308,7 @@ def test_a_screening_lists_the_figures_of_each_seed_and_what_was_not_solved():
     lasts = {"solved": 25344.0, "then": 400.0, "last": 500.0, "drawdown": 12.4}
     runs = [{"lasting": last, "entropy": 0.25, "update_kl": 0.01} for last in (lasts, None, lasts | {"last": 100.0})]
     row = screening_table([{"name": "a", "runs": runs}]).splitlines()[-1]
-    assert row == ("| a | 25,344, not solved, 25,344 | 1.25, 0.25 | 12, 12 | 0.25, 0.25, 0.25 | 0.010, 0.010, 0.010 |")
+    assert row == (
+        "| a | 25,344 / not solved / 25,344 | 1.25 / – / 0.25 | 12 / – / 12 "
+        "| 0.25 / 0.25 / 0.25 | 0.010 / 0.010 / 0.010 |"
+    )
