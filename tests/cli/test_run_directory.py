@@ -369,6 +369,7 @@ def test_a_failed_launch_leaves_no_line_in_the_log_of_the_run_that_it_continues(
     checkpoint = tmp_path / "checkpoints" / "last.ckpt"
     checkpoint.parent.mkdir()
     checkpoint.touch()
+    (tmp_path / "command.txt").write_text("lrl fit\n")
     (tmp_path / "run.log").write_text("2026-01-01 INFO run directory x\n2026-01-01 INFO finished after 1.00 minutes\n")
     before = (tmp_path / "run.log").read_bytes()
     monkeypatch.setenv("LRL_RUN_DIRECTORY", "")  # so that it is restored

@@ -159,7 +159,7 @@ def test_a_job_array_has_one_task_for_each_run_that_has_not_finished(started, tm
 
 @pytest.mark.slow
 def test_the_documented_sweep_runs(tmp_path, monkeypatch):
-    (command,) = re.findall(r"^lrl sweep .*$", Path("docs/running.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (command,) = re.findall(r"^lrl sweep .*$", Path("docs/guides/runs.md").read_text(encoding="utf-8"), re.MULTILINE)
     shorter = "--trainer.max_epochs 1 --trainer.check_val_every_n_epoch 1 --data.validation.episodes 2 --seeds 1"
 
     start = subprocess.run
