@@ -132,8 +132,9 @@ def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.syspath_prepend(tmp_path)
+    gym.registry.pop("Room-v0", None)  # of another test, like the modules
     for module in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
-        monkeypatch.delitem(sys.modules, module)  # of another test
+        monkeypatch.delitem(sys.modules, module)
     Path("my_package").mkdir()
     for language, files in GUIDES[guide].items():
         for file, content in zip(files, blocks(GUIDE_TEXTS[guide], language), strict=True):

@@ -166,7 +166,7 @@ def write_video(turns: Sequence[WatchedTurn], path: Path, env_factory: EnvFactor
         env_factory: factory of the environment.
     """
     last = [turns[-1].last_picture] if turns[-1].last_picture is not None else []
-    frames = [np.asarray(picture) for picture in [*(turn.picture for turn in turns), *last]]
+    frames: list[Any] = [np.asarray(picture) for picture in [*(turn.picture for turn in turns), *last]]
     fps = _metadata(env_factory).get("render_fps", 10)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".gif":
