@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import os
 import warnings
 from abc import ABC, abstractmethod
 from typing import Any, Literal, Self
@@ -19,10 +20,10 @@ from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.envs.native import NativeEnv, SuccessAt, close_env, reason_of, shown
-from lrl.envs.processes import SeparateEnvs, SupervisedAsyncVectorEnv
+from lrl.envs.processes import ProcessEnvs, SeparateEnvs
 from lrl.envs.text import TextEnv
 from lrl.files import require
-from lrl.ranges import PositiveInt, check_arguments
+from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
 
 _ALWAYS_END = ("lrl/Nim-v0", "Blackjack-v1")
@@ -98,7 +99,10 @@ class GymnasiumEnvs(EnvFactory):
         kwargs: arguments of the environment.
         invalid_penalty: reward of a response without a legal action.
         max_invalid: number of consecutive invalid responses that ends an episode.
-        vectorization: ``sync`` steps the copies one after another, ``async`` each in its own process.
+        vectorization: ``sync`` steps the copies one after another, ``async`` divides them between processes.
+        num_processes: number of processes with ``async``, at most one per copy; None selects one per CPU core.
+        timeout: seconds that a process may take for one step or reset of its copies, with ``async``; None waits
+            without limit.
         max_episode_steps: number of steps after which an episode is truncated; None selects the registered limit, or
             500 for CliffWalking, which has none.
         success_return: minimum return of an episode that counts as a success; None uses the other criteria of
@@ -119,6 +123,8 @@ class GymnasiumEnvs(EnvFactory):
         invalid_penalty: float = -0.1,
         max_invalid: PositiveInt = 5,
         vectorization: Literal["sync", "async"] = "sync",
+        num_processes: PositiveInt | None = None,
+        timeout: PositiveFloat | None = None,
         max_episode_steps: int | None = None,
         success_return: float | None = None,
         success_at: SuccessAt = "last_step",
@@ -134,6 +140,7 @@ class GymnasiumEnvs(EnvFactory):
         self.invalid_penalty = invalid_penalty
         self.max_invalid = int(max_invalid)
         self.vectorization: Literal["sync", "async"] = vectorization
+        self.num_processes, self.timeout = num_processes, timeout
         self.max_episode_steps = max_episode_steps
         self.success_return, self.success_at = success_return, success_at
         self._warned = False
@@ -194,7 +201,7 @@ class GymnasiumEnvs(EnvFactory):
         env_fns = [functools.partial(self.with_settings(codec=self.codec).make_one, response_format)] * num_envs
         if self.vectorization == "sync":
             return SeparateEnvs(env_fns, self.id)
-        return SupervisedAsyncVectorEnv(env_fns, self.id)
+        return ProcessEnvs(env_fns, self.id, self.num_processes or _cores(), self.timeout)
 
     def make_one(self, response_format: str | None) -> gym.Env:
         """Create one environment, with native observations and actions if ``response_format`` is None."""
@@ -215,6 +222,11 @@ class GymnasiumEnvs(EnvFactory):
         logging.getLogger("lrl").warning(
             "env is %r, which has no time limit, so that an episode may never end; set env.max_episode_steps.", self.id
         )
+
+
+def _cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _spec(id: str) -> EnvSpec:

@@ -28,6 +28,7 @@ FREE_SETTINGS = {
     "policy.generator": "the sampler; the distribution is the same",
     "policy.pack_tokens": "speed",
     "env.vectorization": "speed",
+    "env.num_processes": "speed",
     "env.success_return": "a metric",
     "env.url": "where the environment is served",
     "env.timeout": "when a server counts as lost",

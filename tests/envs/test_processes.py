@@ -3,8 +3,8 @@
 import os
 import signal
 import threading
+import time
 from typing import Any
-from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -12,13 +12,11 @@ import pytest
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.processes import EnvironmentFailedError
-from lrl.evaluation.episodes import evaluate_policy
-from lrl.policies.baselines import RandomActor
 
 
 @pytest.mark.slow
 def test_a_dead_process_raises_with_environment_seed_and_signal():
-    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(3, "direct")
+    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", num_processes=3).make(3, "direct")
     env.reset(seed=[0, 1, 2])
     env.step(("LEFT",) * 3)
     os.kill(env.processes[1].pid, signal.SIGKILL)
@@ -30,7 +28,7 @@ def test_a_dead_process_raises_with_environment_seed_and_signal():
 
 
 def test_set_attr_detects_a_dead_process():
-    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, "direct")
+    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", num_processes=2).make(2, "direct")
     os.kill(env.processes[0].pid, signal.SIGKILL)
     with pytest.raises(EnvironmentFailedError, match=r"environment 0 of FrozenLake-v1 \(episode seed None\)"):
         env.set_attr("noise_seed", [1, 2])
@@ -39,7 +37,7 @@ def test_set_attr_detects_a_dead_process():
 
 
 def test_an_error_in_an_environment_raises_with_environment_and_seed():
-    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async").make(2, None)
+    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", num_processes=2).make(2, None)
     env.reset(seed=[3, 4])
     env.idle = np.array([False, True])
     observations, rewards, terminated, *_ = env.step(np.array([0, 99]))
@@ -51,26 +49,45 @@ def test_an_error_in_an_environment_raises_with_environment_and_seed():
     assert not any(process.is_alive() for process in env.processes)
 
 
-@pytest.mark.slow
-def test_an_idle_copy_in_a_process_is_neither_reset_nor_stepped():
-    envs = GymnasiumEnvs("CartPole-v1", vectorization="async")
-    sent, make = [], envs.make
+def test_a_process_of_idle_copies_is_neither_reset_nor_stepped():
+    env: Any = GymnasiumEnvs("CartPole-v1", vectorization="async", num_processes=2).make(3, None)
+    calls, call = [], env._call
+    env._call = lambda messages: (calls.append(sorted(messages)), call(messages))[1]
+    try:
+        env.reset(seed=[0, 1, 2])
+        env.idle = np.array([True, False, False])
+        env.step(np.zeros(3, dtype=np.int64))
+        env.reset(seed=[3, 4, 5], options={"reset_mask": np.array([True, False, False])})
+    finally:
+        env.close()
+    assert calls == [[0, 1], [1], [0]], "the first process has one copy, the second has two"
 
-    def recording(num_envs, response_format):
-        vectorized: Any = make(num_envs, response_format)
-        for pipe in vectorized.parent_pipes:
-            send = pipe._pipe.send
-            pipe._pipe = Mock(wraps=pipe._pipe)
-            pipe._pipe.send.side_effect = lambda message, send=send: (sent.append(message[0]), send(message))
-        return vectorized
 
-    envs.make = recording
-    policy = RandomActor(response_format="direct")
-    policy.connect(envs.codec)
-    results = evaluate_policy(policy, envs, 2, 5, 2)
-    assert results.lengths[0] != results.lengths[1]
-    assert [sent.count("reset"), sent.count("step")] == [2, results.lengths.sum()]
-    assert "reset-noop" not in sent
+class Slow(gym.Env):
+    """Waits when it gets action 1."""
+
+    observation_space = action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        if action == 1:
+            time.sleep(60)
+        return 0, 0.0, False, False, {}
+
+
+gym.register("test/Slow-v0", entry_point=Slow, max_episode_steps=9)
+
+
+def test_an_environment_that_does_not_answer_is_named():
+    env = GymnasiumEnvs(f"{__name__}:test/Slow-v0", vectorization="async", num_processes=1, timeout=0.5).make(3, None)
+    env.reset(seed=[5, 6, 7])
+    with pytest.raises(
+        EnvironmentFailedError, match=r"environment 1 of .*Slow-v0 \(episode seed 6\): no answer within"
+    ):
+        env.step(np.array([0, 1, 0]))
+    assert not any(process.is_alive() for process in env.processes)
 
 
 class Locked(gym.Env):
