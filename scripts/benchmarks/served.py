@@ -1,34 +1,35 @@
 """GRPO on FrozenLake with the responses of a real vLLM server, as docs/served.md starts it.
 
-Every collection is played by the server with the current weights. Printed are the difference between the
-log-probabilities of the server and of the trainer, the seconds that the server needs to receive the weights, and the
-success rate. ``--builtin`` measures the same run with the built-in decoding loop.
+Runs configs/frozen_lake/grpo.yaml once per seed, with all weights or an adapter. The server samples every response,
+also those of the validation. The report contains the exact success after each validation, the difference between the
+log-probabilities of the server and of the trainer in every collection, and the seconds that the server needs to receive
+the weights. ``--builtin`` measures the same runs with the built-in decoding loop.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
+import yaml
 
 import lrl
-from lrl.algorithms.grpo import GRPOModule, KLConfig
 from lrl.chat.generator import ServedGenerator
-from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.data.run_data import ValidationConfig
-from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.frozen_lake import ExpertQRows
-from lrl.envs.prompt_env import PromptEnvs
-from lrl.lm.config import LanguageModelConfig, LoRAConfig
-from lrl.policies.text import TextPolicy
-from lrl.prompts import PromptTemplate
-from lrl.rewards.expert_q import OptimalActionReward
-from lrl.training.optimizer import OptimizerConfig
-from lrl.types import SamplingConfig
+from lrl.chat.vllm import VLLMServer
+from lrl.data.run_data import ClockedDataModule
+from lrl.evaluation.statistics import headline_seed
+from lrl.registry import build
+from lrl.training.module import RunModule
+from lrl.training.pictures import ExactSuccess
+
+CONFIG = "configs/frozen_lake/grpo.yaml"
+ADAPTER_RATE = 2e-3
+"""Learning rate of adapters; that of all weights is the one of the configuration."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,20 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="assets/tiny-lm", help="the model that the server was started with")
     parser.add_argument("--dtype", default="float32", help="data type of trainer and server")
     parser.add_argument("--lora_r", type=int, default=8, help="rank of the adapters; 0 trains and sends all weights")
-    parser.add_argument("--collections", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3, help="number of runs, with the seeds of lrl run_seeds")
+    parser.add_argument("--collections", type=int, default=45, help="collections of each run")
     parser.add_argument("--builtin", action="store_true", help="sample with the built-in decoding loop instead")
     parser.add_argument("--accelerator", default="auto", help="Lightning's accelerator of the trainer")
 
 
-class Difference(L.Callback):
-    """Measures, after each collection, the difference between recorded and recomputed log-probabilities.
+class Measurements(L.Callback):
+    """Measures each collection, and keeps the results of each validation.
 
     Attributes:
-        figures: mean and maximum in nats, seconds and success rate of each collection.
+        collections: mean and maximum difference between recorded and recomputed log-probabilities in nats, return and
+            seconds of each collection.
+        exact_success: exact success after each validation.
     """
 
     def __init__(self) -> None:
-        self.figures: list[dict[str, float]] = []
+        self.collections: list[dict[str, float]] = []
+        self.exact_success: list[float] = []
         self._started = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -61,56 +66,92 @@ class Difference(L.Callback):
         turns, mask = rollout.turns(), rollout.flatten(rollout.response_mask)
         own = pl_module.policy.in_passes(turns, lambda part: pl_module.policy.evaluate(part).logprobs)
         error = (own - rollout.flatten(sampled)).abs()[mask]
-        figures = {"mean": float(error.mean()), "maximum": float(error.max())}
-        figures["return"] = float(rollout.episode_returns.mean())
-        figures["seconds"], self._started = time.perf_counter() - self._started, time.perf_counter()
-        self.figures.append(figures)
-        number = len(self.figures)
+        now = time.perf_counter()
+        figures = {
+            "mean": float(f"{float(error.mean()):.2g}"),
+            "maximum": float(f"{float(error.max()):.2g}"),
+            "return": round(float(rollout.episode_returns.mean()), 3),
+            "seconds": round(now - self._started, 2),
+        }
+        self._started = now
+        self.collections.append(figures)
         print(
-            f"collection {number:3d}  difference {figures['mean']:.1e} (at most {figures['maximum']:.1e}) nats, "
-            f"return {figures['return']:.3f}, {figures['seconds']:.2f} s",
+            f"collection {len(self.collections):3d}  difference {figures['mean']:.1e} (at most "
+            f"{figures['maximum']:.1e}) nats, return {figures['return']:.3f}, {figures['seconds']:.2f} s",
             flush=True,
         )
 
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Keep the exact success."""
+        success = float(trainer.callback_metrics["val/exact_success"])
+        self.exact_success.append(round(success, 4))
+        print(f"exact success {success:.4f}", flush=True)
+
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Train, and yield the report."""
-    generator = None if options.builtin else ServedGenerator(options.url, options.folder)
-    loads = list[float]()
-    if generator is not None:
-        publish = generator._publish
+    """Train with each seed, and yield the report of all runs so far."""
+    runs = list[dict[str, Any]]()
+    for index in range(options.seeds):
+        runs.append(run(options, headline_seed(index)))
+        collections = [figures for one in runs for figures in one["collections"]]
+        loads = [seconds for one in runs for seconds in one["seconds_per_load"]]
+        report: dict[str, Any] = {
+            "title": f"GRPO on FrozenLake, sampled by {'the decoding loop' if options.builtin else 'vLLM'}",
+            "bar": 0.72,
+            "exact_success": [one["exact_success"][-1] for one in runs],
+            "mean_difference": statistics.mean(figures["mean"] for figures in collections),
+            "largest_difference": max(figures["maximum"] for figures in collections),
+            "seconds_per_collection": round(statistics.median(figures["seconds"] for figures in collections), 2),
+        }
+        if not options.builtin:
+            server = VLLMServer(options.url, timeout=10, max_retries=0)
+            report |= {
+                "seconds_per_synchronisation": statistics.median(loads),
+                "server": server.send("/version", method="GET"),
+            }
+        print(", ".join(f"{name} {value}" for name, value in report.items()), flush=True)
+        yield report | {"runs": runs}
 
-        def timed() -> None:
-            start = time.perf_counter()
-            publish()
-            loads.append(time.perf_counter() - start)
 
-        generator._publish = timed
-    lora = LoRAConfig(r=options.lora_r, alpha=2 * options.lora_r) if options.lora_r else None
-    policy = TextPolicy(
-        LanguageModelConfig(name=options.model, dtype=options.dtype, lora=lora),
-        PromptTemplate(response_format="think_answer"),
-        SamplingConfig(max_new_tokens=32),
-        generator=generator,
+def run(options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """Train with one seed, and return its figures."""
+    loads, content = list[float](), yaml.safe_load(Path(CONFIG).read_text())
+    model, data, trainer = content["model"], content["data"], content["trainer"]
+    policy, language_model = model["init_args"]["policy"]["init_args"], {"name": options.model, "dtype": options.dtype}
+    policy["language_model"] = language_model
+    if options.lora_r:
+        language_model["lora"] = {"r": options.lora_r, "alpha": 2 * options.lora_r}
+        model["init_args"]["optimizer"]["lr"] = ADAPTER_RATE
+    if not options.builtin:
+        arguments = {"url": options.url, "folder": options.folder}
+        policy["generator"] = {"class_path": "ServedGenerator", "init_args": arguments}
+    data["init_args"]["seed"] = seed
+    L.seed_everything(seed)
+    module = build(RunModule, model)
+    if not options.builtin:
+        measure_loads(module.policy.generator, loads)
+    measurements, started = Measurements(), time.perf_counter()
+    lrl.train(
+        module,
+        build(ClockedDataModule, data),
+        max_epochs=options.collections,
+        callbacks=[ExactSuccess(), measurements],
+        check_val_every_n_epoch=min(trainer["check_val_every_n_epoch"], options.collections),
+        gradient_clip_val=trainer["gradient_clip_val"],
+        accelerator=options.accelerator,
     )
-    learning_rate = 2e-3 if options.lora_r else 4e-4
-    module = GRPOModule(policy, OptimizerConfig(lr=learning_rate), clip_range_high=1.0, kl=KLConfig(coef=0.2))
-    data = RolloutDataModule(
-        PromptEnvs(ExpertQRows(), [OptimalActionReward()]),
-        num_groups=11,
-        group_size=16,
-        num_epochs=4,
-        num_minibatches=4,
-        validation=ValidationConfig(env=GymnasiumEnvs("FrozenLake-v1")),
-    )
-    difference = Difference()
-    torch.manual_seed(0)
-    settings = {"max_epochs": options.collections, "limit_val_batches": 0, "accelerator": options.accelerator}
-    lrl.train(module, data, callbacks=[difference], devices=1, gradient_clip_val=1.0, **settings)
-    mean = sum(figures["mean"] for figures in difference.figures) / len(difference.figures)
-    report = {"collections": difference.figures, "seconds_per_load": loads, "mean_difference": mean}
-    report["largest_difference"] = max(figures["maximum"] for figures in difference.figures)
-    print(f"difference {mean:.1e} nats on average, {report['largest_difference']:.1e} at most")
-    if loads:
-        print(f"{len(loads)} synchronisations of {sum(loads) / len(loads):.2f} s")
-    yield report
+    minutes = round((time.perf_counter() - started) / 60, 2)
+    figures = {"seed": seed, "minutes": minutes, "exact_success": measurements.exact_success}
+    return figures | {"seconds_per_load": loads, "collections": measurements.collections}
+
+
+def measure_loads(generator: ServedGenerator, loads: list[float]) -> None:
+    """Add to ``loads`` the seconds of each synchronisation, with the writing of the weights."""
+    publish = generator._publish
+
+    def timed() -> None:
+        start = time.perf_counter()
+        publish()
+        loads.append(round(time.perf_counter() - start, 3))
+
+    generator._publish = timed

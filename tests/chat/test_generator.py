@@ -151,7 +151,7 @@ def final_weights(folder, tmp_path, name, faults=None, stale=(), **model):
 FAULTS = {
     "forgotten": ({20: vllm_server.forget}, ()),
     "stale weights": ({}, (1,)),
-    "500": ({14: vllm_server.respond_500}, ()),
+    "500, then dead": ({14: vllm_server.end_engine}, ()),
     "truncated JSON": ({15: vllm_server.truncated}, ()),
     "wrong length": ({16: vllm_server.wrong_length}, ()),
     "null log-probability": ({17: vllm_server.null_logprobs}, ()),
@@ -178,7 +178,7 @@ def without_faults(folder, tmp_path_factory):
     ("kind", "fault"),
     [
         *(("adapter", fault) for fault in FAULTS),
-        *(("full", fault) for fault in ("stale weights", "restart", "several")),
+        *(("full", fault) for fault in ("stale weights", "500, then dead", "restart", "several")),
     ],
 )
 def test_a_run_with_faults_ends_with_the_same_weights(folder, without_faults, tmp_path, kind, fault):
@@ -188,9 +188,10 @@ def test_a_run_with_faults_ends_with_the_same_weights(folder, without_faults, tm
     assert weights.keys() == without_faults[kind].keys()
     for name, weight in weights.items():
         assert torch.equal(weight, without_faults[kind][name]), name
-    repeated = fault in ("forgotten", "stale weights", "restart", "several")
+    restarted = fault in ("500, then dead", "restart", "several")
+    repeated = restarted or fault in ("forgotten", "stale weights")
     assert (len(server.loads) > 4) == repeated and (repeated or server.waits), "the fault was not seen"
-    assert (server.starts > 1) == (fault in ("restart", "several"))
+    assert (server.starts > 1) == restarted
 
 
 def test_a_reload_whose_response_is_lost_is_repeated(folder, server, tmp_path, monkeypatch):
