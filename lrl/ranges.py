@@ -8,20 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
+MAX_FLOAT = 3.4e38
+"""Largest number in a configuration, because larger ones are infinite in 32 bits."""
+
 if TYPE_CHECKING:  # for type checkers, these types are plain numbers
     ClosedUnitInterval = HalfOpenUnitInterval = LeftOpenUnitInterval = OpenUnitInterval = float
     NonNegativeFloat = PositiveFloat = float
     NonNegativeInt = PositiveInt = Seed = int
 else:
     from jsonargparse.typing import ClosedUnitInterval as ClosedUnitInterval
-    from jsonargparse.typing import NonNegativeFloat as NonNegativeFloat
     from jsonargparse.typing import NonNegativeInt as NonNegativeInt
     from jsonargparse.typing import OpenUnitInterval as OpenUnitInterval
-    from jsonargparse.typing import PositiveFloat as PositiveFloat
     from jsonargparse.typing import PositiveInt as PositiveInt
     from jsonargparse.typing import restricted_number_type
 
     HalfOpenUnitInterval = restricted_number_type("HalfOpenUnitInterval", float, [(">=", 0), ("<", 1)])
+    # The types of jsonargparse with the names of these two include infinity.
+    NonNegativeFloat = restricted_number_type("NonNegativeFiniteFloat", float, [(">=", 0), ("<=", MAX_FLOAT)])
+    PositiveFloat = restricted_number_type("PositiveFiniteFloat", float, [(">", 0), ("<=", MAX_FLOAT)])
     LeftOpenUnitInterval = restricted_number_type("LeftOpenUnitInterval", float, [(">", 0), ("<=", 1)])
     Seed = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**63)])
 
@@ -32,14 +36,42 @@ RANGES: Mapping[str, str] = {
     "ClosedUnitInterval": "in [0, 1]",
     "HalfOpenUnitInterval": "in [0, 1)",
     "LeftOpenUnitInterval": "in (0, 1]",
-    "NonNegativeFloat": "0 or positive",
+    "NonNegativeFiniteFloat": "0 or positive",
     "NonNegativeInt": "0 or positive",
     "OpenUnitInterval": "in (0, 1)",
-    "PositiveFloat": "positive",
+    "PositiveFiniteFloat": "positive",
     "PositiveInt": "at least 1",
     "Seed": f"from 0 to {MAX_SEED}",
 }
 """Description of each range, which completes "it must be ..." in error messages."""
+
+
+def description(kind: str, value: object) -> str:
+    """Return the description of a range for a value outside of it, which completes "it must be ..." in error messages.
+
+    Args:
+        kind: name of the type, a key of :data:`RANGES`.
+        value: the value, or its text.
+    """
+    try:
+        too_large = "Finite" in kind and float(str(value).strip("'")) > MAX_FLOAT
+    except ValueError:
+        too_large = False
+    return f"{RANGES[kind]} and at most {MAX_FLOAT:g}" if too_large else RANGES[kind]
+
+
+def check_finite(key: str, value: Any) -> None:
+    """Check that a number fits into a tensor.
+
+    Args:
+        key: configuration key of the value, for error messages.
+        value: the value; one that is no number is not checked.
+
+    Raises:
+        ValueError: If it is infinite or nan, or too large.
+    """
+    if isinstance(value, float) and not abs(value) <= MAX_FLOAT:
+        raise ValueError(f"{key} is {value}; it must be a number from {-MAX_FLOAT:g} to {MAX_FLOAT:g}.")
 
 
 def check_fields(settings: Any, key: str) -> None:
@@ -114,8 +146,10 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
         optional = ", or null" if type(None) in options else ""
         if kind is not None:
             plain[name] = _number(
-                kind, value, f"{key}.{name} is {value!r}; it must be {RANGES[kind.__name__]}{optional}."
+                kind, value, f"{key}.{name} is {value!r}; it must be {description(kind.__name__, value)}{optional}."
             )
+        elif float in options:
+            check_finite(f"{key}.{name}", value)
         elif allowed and value not in allowed:
             names = ", ".join(map(str, allowed))
             raise ValueError(f"{key}.{name} is {value!r}; it must be one of {names}{optional}.")

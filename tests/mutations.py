@@ -107,7 +107,7 @@ def _lighten(node: Any) -> None:
             _lighten(part)
     if not isinstance(node, dict):
         return
-    for name in ("init_from", "accelerator", "quantization"):
+    for name in ("added_tokens", "init_from", "accelerator", "quantization"):
         node.pop(name, None)
     model = node.get("language_model")
     if isinstance(model, dict) and model["name"] not in ("assets/tiny-lm", "assets/reader-lm"):
@@ -175,7 +175,7 @@ def _mutated(config: dict[str, Any], kind: str, rng: random.Random) -> tuple[Any
         inner = [config, *(value for one in every if isinstance(value := _at(config, one), dict))]
         owner, word = rng.choice(inner), rng.choice(WORDS)
         owner[word] = rng.choice([1, "a", {"a": 1}])
-        return config, (word,), word, ""
+        return config, (word, f".{word.partition('.')[0]} ", repr(owner[word])), word, repr(owner[word])
     if kind == "class":
         path = rng.choice([one for one in every if one[-1] == "class_path"])
         old = _at(config, path)
@@ -253,7 +253,13 @@ def configuration_case(number: int, seed: int, configs: dict[str, dict[str, Any]
             [["lrl", "fit", "--config", path], [*words, "--config", path], ["lrl", "fit", f"--config={path}"]]
         )
         return Case(
-            number, kind, words, yaml.safe_dump(configs[base], sort_keys=False), (path[:60], "config"), "config", path
+            number,
+            kind,
+            words,
+            yaml.safe_dump(configs[base], sort_keys=False),
+            (path[:60], "config", "model is 3"),
+            "config",
+            path,
         )
     if kind == "broken":
         text, how = _broken(yaml.safe_dump(configs[base], sort_keys=False, allow_unicode=True), rng)
@@ -283,7 +289,7 @@ lrl watch --policy expert --env_id FrozenLake-v1 --seed 3 --turns 2 --frames fra
 lrl watch --checkpoint run --turns 2 --temperature 0.5
 lrl serve_env --env_id FrozenLake-v1 --package package --reward_range 0 1
 lrl serve_env --env_id FrozenLake-v1 --port 0 --host 127.0.0.1 --max_sessions 2 --max_invalid 3
-lrl merge --checkpoint run --output_dir merged --dtype float32
+lrl merge --checkpoint adapted --output_dir merged --dtype float32
 lrl collect --policy expert --env_id FrozenLake-v1 --dataset_id lrl/lake/new-v0 --episodes 2 --jsonl out.jsonl
 lrl collect --policy run --dataset_id lrl/pole/new-v0 --episodes 2 --num_envs 2 --random_share 0.5 --seed 1
 lrl collect --dataset_id lrl/cartpole/expert-v0 --env_id CartPole-v1 --jsonl out.jsonl --ranges --statistics
@@ -302,7 +308,7 @@ lrl synthetic_search --write histories.jsonl --functions 2 --held_out
 lrl expert_q --map_name 4x4 --slippery --out q.csv --gamma 0.9 --episodes 2 --seed 1
 lrl fetch smollm2
 """
-"""One valid command line of each kind; all read ``run`` and ``other``, two runs of a few seconds."""
+"""One valid command line of each kind; they read ``run``, ``other`` and ``adapted``, three runs of a few seconds."""
 TEXTS = (
     *("", "abc", "-1", "0", "1", "-0.5", "nan", "inf", "-inf", "1e300", "9" * 30, "2.5", "null", "None", "true", "[]"),
     *(

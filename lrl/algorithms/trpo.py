@@ -46,6 +46,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.run_data import RunDataModule
 from lrl.functional.advantages import CreditConfig
 from lrl.functional.distributed import shards_parameters
@@ -265,13 +266,20 @@ class TRPOModule(GradientModule):
         """The size ``max_kl`` of the trust region in the current collection, in nats per turn.
 
         Raises:
-            ValueError: If ``schedule`` is not constant and ``trainer.max_epochs`` is not set.
+            ValueError: If ``schedule`` is not constant and the number of collections is not limited.
         """
         if self.schedule == "constant" or not self._trainer:
             return self.max_kl
-        if self.trainer.max_epochs is None or self.trainer.max_epochs < 1:
-            raise ValueError(f"model.schedule is {self.schedule!r}; it needs trainer.max_epochs.")
-        return self.max_kl * learning_rate_factor(self.schedule, self.trainer.max_epochs, 0.0)(self.current_epoch)
+        epochs = self.trainer.max_epochs
+        total = math.inf if epochs is None or epochs < 1 else epochs
+        if isinstance(self.run_data, RolloutDataModule):
+            total = self.run_data.schedule_length("model.schedule", total)
+        if total == math.inf:
+            raise ValueError(
+                f"model.schedule is {self.schedule!r}; it needs trainer.max_epochs, or data.max_env_steps with "
+                "data.num_steps."
+            )
+        return self.max_kl * learning_rate_factor(self.schedule, int(total), 0.0)(self.current_epoch)
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """Return the weights that TRPO updates: all trainable ones except those that only the critic uses."""

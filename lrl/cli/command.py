@@ -30,7 +30,7 @@ from docstring_parser import DocstringStyle, parse_from_object
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from lrl.cli.error_messages import user_errors
-from lrl.ranges import RANGES
+from lrl.ranges import RANGES, description
 
 _ARGS: ContextVar[Sequence[str]] = ContextVar("args", default=())
 """Arguments of the command that is being run."""
@@ -54,11 +54,12 @@ def command(function: Callable[..., None]) -> Callable[[str, Sequence[str]], Non
             description=inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0],
             formatter_class=_HelpFormatter,
             exit_on_error=False,
+            allow_abbrev=False,
             print_config=None,
         )
         options = _add_options(parser, function, with_help=bool({"-h", "--help"} & set(args)))
         _ARGS.set(args)
-        with user_errors(prog, options):
+        with user_errors(prog, options, args):
             rest: Sequence[str] = ()
             if any(one.kind is one.VAR_POSITIONAL for one in inspect.signature(function).parameters.values()):
                 args, rest = _split(args, options)
@@ -169,8 +170,8 @@ def _wrong_value(report: str, kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"{given!r}; it must be one of {', '.join(map(str, get_args(kind)))}"
     plain = get_origin(kind) or next(base for base in (int, float, kind) if issubclass(kind, base))
-    if plain in (int, float) and re.fullmatch(r"[-+]?\d+" if plain is int else r"[-+]?[.\d]+(e[-+]?\d+)?", given):
-        return f"{given}; it must be {RANGES[kind.__name__]}"
+    if plain in (int, float) and re.fullmatch(r"[-+]?\d+" if plain is int else r"[-+]?([.\d]+(e[-+]?\d+)?|inf)", given):
+        return f"{given}; it must be {description(kind.__name__, given)}"
     return f"{given!r}; it must be {_KINDS.get(plain, str(kind))}"
 
 

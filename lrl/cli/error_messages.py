@@ -5,16 +5,17 @@ from __future__ import annotations
 import difflib
 import errno
 import logging
+import os
 import re
 import sys
 import traceback
 from argparse import ArgumentError
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from lrl.cli.quiet import silence_libraries
-from lrl.ranges import RANGES
+from lrl.ranges import RANGES, description
 from lrl.registry import components
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
@@ -91,7 +92,7 @@ def shortened(text: str) -> str:
 
 
 @contextmanager
-def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
+def user_errors(prog: str, options: Container[str] = (), args: Sequence[str] = ()) -> Iterator[None]:
     """Print an error that a user caused as one sentence and exit with status 2; silence known messages of libraries.
 
     An interruption by the user exits with status 130.
@@ -99,6 +100,7 @@ def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
     Args:
         prog: name of the program.
         options: names of its options. If an error begins with the name of an option, ``--`` is printed before it.
+        args: command-line arguments, of which an error of the operating system names the one with the path of a file.
 
     Raises:
         SystemExit: If a user caused an error, or interrupted the program.
@@ -111,6 +113,8 @@ def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
         if sentence is None:
             raise
         logging.getLogger("lrl.trace").debug("", exc_info=True)  # into run.log
+        if isinstance(error, OSError) and (named := _with_option(error, args)):
+            sentence = named
         sentence = _LONG_WORD.sub(lambda found: shortened(found[0]), sentence)
         sentence = sentence.removeprefix("argument ")  # argparse begins its messages with this
         hyphens = "--" if sentence.split(" ", 1)[0].rstrip(":") in options else ""
@@ -119,6 +123,20 @@ def user_errors(prog: str, options: Container[str] = ()) -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write(f"{prog}: interrupted\n")
         raise SystemExit(130) from None
+
+
+def _with_option(error: OSError, args: Sequence[str]) -> str | None:
+    """Return the error of a file with the option that names the file or a folder above it; None if there is none."""
+    if not isinstance(error.filename, (str, bytes)) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    file, option = os.path.abspath(os.fsdecode(error.filename)), ""
+    for arg in args:
+        name, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
+        option = name or option
+        path = os.path.abspath(value) if (equals or not name) and option else None
+        if path is not None and (file == path or file.startswith(f"{path}{os.sep}")):
+            return f"{option} is {value!r}, which cannot be used: {error.strerror}."
+    return None
 
 
 def _user_error_types() -> tuple[type[BaseException], ...]:
@@ -223,7 +241,7 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
         kind = "an integer" if "int()" in value else "a number"
         return f"{key} is a {other[1]}; it must be {kind} that is {RANGES[found[1]]}{optional}."
     needed = "an integer that is " if re.fullmatch(r"'[-+]?\d*\.\d+'", value) and "int()" in text else ""
-    return f"{key} is {value}; it must be {needed}{RANGES[found[1]]}{optional}."
+    return f"{key} is {value}; it must be {needed}{description(found[1], value)}{optional}."
 
 
 def _wrong_class(key: str, lines: list[str], name: str) -> str:

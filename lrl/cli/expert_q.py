@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from lrl.cli.command import command
-from lrl.ranges import Seed
+from lrl.ranges import ClosedUnitInterval, PositiveInt, Seed
 
 
 def expert_q(
@@ -14,8 +14,8 @@ def expert_q(
     map_name: Literal["4x4", "8x8"] = "4x4",
     slippery: bool = True,
     seed: Seed = 0,
-    gamma: float = 0.99,
-    episodes: int = 1000,
+    gamma: ClosedUnitInterval = 0.99,
+    episodes: PositiveInt = 1000,
 ) -> None:
     """Write demonstrations of a FrozenLake expert with its Q-values, in the columns of the original experiment.
 

@@ -15,6 +15,7 @@ import yaml
 from lrl.cli.error_messages import nearest, short
 from lrl.cli.signatures import Argument, SourceClass, arguments, find_class, first_sentence
 from lrl.files import resolve_config, shipped
+from lrl.ranges import RANGES, check_finite
 from lrl.registry import components
 
 _TRAINER = "lightning.pytorch.Trainer"
@@ -71,10 +72,12 @@ def _check(command: str, given: Iterable[Any]) -> None:
     classes: dict[tuple[str, ...], str] = {}
     top = {**_TOP, **_OF_COMMAND.get(command, {})}
     trainer = {one.name: f"trainer.{one.name}" for one in _trainer_arguments()}
+    described = set[str]()
     for settings in given:
         if settings is None:
             return
         _check_numbers(settings)
+        described |= {"model", "data"} & set(_unfolded(settings))
         for name, value in _unfolded(settings).items():
             if name not in top:
                 near = nearest(name, names := {one: one for one in top} | trainer)
@@ -85,6 +88,11 @@ def _check(command: str, given: Iterable[Any]) -> None:
             elif name in ("model", "data"):
                 _check_described(value, (name,))
                 _check_object(classes, value, (name,))
+    for name in sorted(described):
+        if (name,) not in classes:
+            raise ValueError(
+                f"{name} has no class_path; it must be the name of a class, or a mapping with its class_path."
+            )
 
 
 def _trainer_arguments() -> Sequence[Argument]:
@@ -157,7 +165,7 @@ def _config(name: str) -> dict[str, Any] | None:
         if not exists:
             raise ValueError(_missing(name)) from None
         raise ValueError(f"{given} is not valid YAML: {_problem(error)}.") from None
-    if isinstance(content, dict):
+    if isinstance(content, dict) and content:
         return content
     raise ValueError(
         f"{given} contains no mapping; it must contain keys such as model, data and trainer."
@@ -223,6 +231,7 @@ def _check_arguments(
             raise ValueError(f"{'.'.join(inner)} is not an argument of {owner}{_hint(near and names[near], by_name)}")
         one = by_name[name]
         group = one.group
+        _check_plain(one, value, inner)
         settings = arguments(group) if group else None
         if group is not None:
             if value is None and not one.accepts_none:
@@ -232,14 +241,18 @@ def _check_arguments(
             if value is not None and one.is_only_group:
                 _check_mapping(value, group.name, inner)
             if settings is not None and "class_path" not in _unfolded(value):
-                _check_no_null(settings, value, inner)
                 _check_arguments(classes, group.name, settings, value, inner)
         elif not one.takes_any_keys:
-            if value is not None and one.is_only_object:
+            if value is not None and one.is_only_object and not isinstance(value, list):
                 _check_described(value, inner)
-            for part in value if isinstance(value, list) else [value]:
+            for number, part in enumerate(value) if isinstance(value, list) else [("", value)]:
                 if isinstance(value, list):
                     classes.pop(_place(inner), None)  # each element is a separate object
+                    if one.is_only_object and not isinstance(_unfolded(part).get("class_path", part), str):
+                        raise ValueError(
+                            f"{'.'.join(inner)}.{number} is {short(part)}; it must be the name of a class, or a mapping "
+                            "with its class_path."
+                        )
                 _check_object(classes, part, inner)
 
 
@@ -254,13 +267,26 @@ def _check_numbers(value: Any, key: str = "") -> None:
         raise ValueError(f"{key} is {short(value)}; it must be less than {2**63}.")
 
 
-def _check_no_null(settings: Iterable[Argument], given: Any, key: tuple[str, ...]) -> None:
-    """Check that no setting of a group is null that cannot be; the group would keep it in place of its default."""
-    values = _unfolded(given)
-    for one in settings:
-        if one.annotation is not None and one.name in values and values[one.name] is None and not one.accepts_none:
-            place = ".".join((*key, one.name))
-            raise ValueError(f"{place} is null; it must be {ast.unparse(one.annotation)}, or be left out.")
+def _check_plain(one: Argument, value: Any, key: tuple[str, ...]) -> None:
+    """Check that a value is not null where its type excludes it, and that a number fits into 64 bits or a tensor."""
+    if value is None and one.rejects_none and one.annotation is not None:
+        raise ValueError(f"{'.'.join(key)} is null; it must be {_kind(one)}, or be left out.")
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, float) and abs(part) >= 2**63 and one.is_only_integer:
+            raise ValueError(f"{'.'.join(key)} is {short(value)}; it must be an integer less than {2**63}.")
+    if one.is_only_float and one.module.startswith("lrl."):
+        check_finite(".".join(key), value)
+
+
+def _kind(one: Argument) -> str:
+    """Return what a value of a plain type must be."""
+    assert one.annotation is not None
+    name = ast.unparse(one.annotation)
+    limits = RANGES.get(name) or RANGES.get(name.replace("Float", "FiniteFloat"))
+    plain = {"bool": "true or false", "float": "a number", "int": "an integer", "str": "a text"}
+    if limits is None:
+        return plain.get(name, name)
+    return f"{plain['int' if one.is_only_integer else 'float']} that is {limits}"
 
 
 def _check_mapping(value: Any, owner: str, key: tuple[str, ...]) -> None:

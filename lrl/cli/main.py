@@ -336,7 +336,7 @@ class LRLCLI(LightningCLI):
         """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
 
         Raises:
-            ValueError: If the accelerator does not exist on this machine.
+            ValueError: If the accelerator does not exist on this machine, or ``devices`` are not valid for it.
         """
         accelerator = self._get(self.config, "trainer.accelerator")
         if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -345,7 +345,15 @@ class LRLCLI(LightningCLI):
             )
         if self.run_directory is not None:
             kwargs["default_root_dir"] = str(self.run_directory.path)
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except TypeError as error:
+            if "CPUAccelerator" not in str(error):
+                raise
+            devices = self._get(self.config, "trainer.devices")
+            raise ValueError(
+                f"trainer.devices is {devices!r}; it must be auto or a positive number, because the run uses the CPU."
+            ) from error
         set_data_parallel_size(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
@@ -455,7 +463,7 @@ def run(args: Any = None, started: float | None = None) -> None:
         started: ``time.monotonic()`` at the start of the process, so that the logged minutes include the imports.
     """
     started = time.monotonic() if started is None else started
-    with user_errors("lrl"):
+    with user_errors("lrl", args=sys.argv[1:] if args is None else args):
         done = LRLCLI(args)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
         done.report()

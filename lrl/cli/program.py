@@ -101,7 +101,7 @@ def _train(args: Sequence[str], started: float) -> None:
         from lrl.cli.error_messages import user_errors
         from lrl.cli.keys import check_keys, help_text
 
-        with user_errors("lrl"):
+        with user_errors("lrl", args=args):
             text = help_text(args, TRAINER_COMMANDS[args[0]])
             if text is not None:
                 sys.stdout.write(text)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lrl.cli.command import command
-from lrl.files import replaced_name
+from lrl.files import replaced_name, resolve_config
 from lrl.ranges import PositiveInt
 
 _KEPT = ("*.ckpt", ".*.ckpt.old", "earlier", "proposals.jsonl")
@@ -42,12 +42,14 @@ def run_seeds(
         jobs: number of runs at a time; each is a process with one thread.
 
     Raises:
-        ValueError: If the folder is in use, if a run directory contains a run of another command or one that can
-            neither be resumed nor started again, or if a run fails; in the last case the other runs are finished
-            first.
+        ValueError: If a key of the configuration does not exist, if the folder is in use, if a run directory contains a
+            run of another command or one that can neither be resumed nor started again, or if a run fails; in the last
+            case the other runs are finished first.
     """
+    from lrl.cli.keys import check_keys
     from lrl.evaluation.statistics import headline_seed
 
+    check_keys(run_of_seed(folder, config, options, headline_seed(0))[1])
     runs = dict(run_of_seed(folder, config, options, headline_seed(index)) for index in range(count))
     check_errors(train_all(runs, folder, jobs, "run_seeds"), count)
 
@@ -178,7 +180,7 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
     first = next((folder for folder in launches if (folder / "command.txt").is_file()), run)
     files = first / "command.txt", run / "run.log"
     former, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files)
-    if not former.strip().endswith((shlex.join(args), shlex.join(resumed))):
+    if not any(_with_full_paths(shlex.split(former)[-len(one) :]) == _with_full_paths(one) for one in (args, resumed)):
         raise ValueError(
             f"folder contains {str(run)!r}, a run that was made by another command; remove it or use another folder."
         )
@@ -193,6 +195,14 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
             "remove it or use another folder."
         )
     return args
+
+
+def _with_full_paths(args: Sequence[str]) -> list[str]:
+    """Return the arguments of a run with full paths, because the same file can be named in several ways."""
+    paths = {"--config", "--run_directory", "--ckpt_path"}
+    return [
+        str(Path(resolve_config(arg)).resolve()) if before in paths else arg for before, arg in zip(("", *args), args)
+    ]
 
 
 def _fit(args: Sequence[str], lock: int) -> str:

@@ -15,6 +15,12 @@ _PLAIN_DECORATORS = {"_defaults_from_env_vars", "dataclass", "final", "override"
 """Decorators after which a class or constructor keeps the signature in its source."""
 _MAPPINGS = {"Any", "Dict", "Mapping", "dict", "object"}
 """Types of values that may be mappings with any keys."""
+_INTEGERS = {"NonNegativeInt", "PositiveInt", "Seed", "int"}
+_PLAIN = _INTEGERS | {
+    *("ClosedUnitInterval", "HalfOpenUnitInterval", "LeftOpenUnitInterval", "Literal", "NonNegativeFloat"),
+    *("OpenUnitInterval", "PositiveFloat", "Sequence", "bool", "dict", "float", "list", "str", "tuple"),
+}
+"""Types whose values are numbers, texts, or collections of them."""
 _SEQUENCES = {"Iterable", "List", "Sequence", "list", "tuple"}
 
 
@@ -79,11 +85,28 @@ class Argument:
         return self.group is not None and self._others == [self.group.name]
 
     @property
+    def is_only_integer(self) -> bool:
+        """True if the type is an integer, a sequence of integers, or one of these or None."""
+        return bool(self._others) and (_INTEGERS | _SEQUENCES).issuperset(self._others)
+
+    @property
+    def is_only_float(self) -> bool:
+        """True if the type is ``float``, or that or None."""
+        return self._others == ["float"]
+
+    @property
+    def rejects_none(self) -> bool:
+        """True if the type consists of plain types without None, and the default is not None."""
+        has_default_none = isinstance(self.default, ast.Constant) and self.default.value is None
+        return bool(self._others) and _PLAIN.issuperset(self._others) and not (self.accepts_none or has_default_none)
+
+    @property
     def is_only_object(self) -> bool:
-        """True if the type is a class of lrl or Lightning that is no dataclass, or such a class or None."""
-        if len(self._others) != 1:
+        """True if the type is a class of lrl or Lightning that is no dataclass, a list of it, or one of these or None."""
+        if len(set(self._others) - _SEQUENCES) != 1:
             return False
-        found = next(filter(None, (_resolve(self.module, name) for name in self._named)), None)
+        names = (name for name in self._named if _last_name(name) not in _SEQUENCES)
+        found = next(filter(None, (_resolve(self.module, name) for name in names)), None)
         return found is not None and not found.is_dataclass and found.module.startswith(("lrl.", "lightning."))
 
     @property

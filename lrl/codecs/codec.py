@@ -57,8 +57,12 @@ class TextCodec(ABC):
 
         Args:
             uniform: a random number from [0, 1) that determines the action.
+
+        Raises:
+            ValueError: If there are not finitely many actions, and a subclass does not override this method.
         """
-        assert self.action_texts is not None, "a codec without a finite action space overrides random_action_text()"
+        if self.action_texts is None:
+            raise ValueError(self._lacks("random_action_text"))
         return self.action_texts[int(uniform * len(self.action_texts))]
 
     def random_action(self, uniform: float) -> Any:
@@ -67,9 +71,18 @@ class TextCodec(ABC):
 
     @property
     def default_action_text(self) -> str:
-        """Text of the action that a constant policy repeats: the first action, or zero."""
-        assert self.action_texts is not None, "a codec without a finite action space overrides default_action_text"
+        """Text of the action that a constant policy repeats: the first action, or zero.
+
+        Raises:
+            ValueError: If there are not finitely many actions, and a subclass does not override this property.
+        """
+        if self.action_texts is None:
+            raise ValueError(self._lacks("default_action_text"))
         return self.action_texts[0]
+
+    def _lacks(self, name: str) -> str:
+        """Return the error for a codec that has no finite action space and does not override a method."""
+        return f"codec is {type(self).__name__}, whose action_texts are None; it must override {name}."
 
     def context(self, env: gym.Env) -> Any:
         """Return what the observation alone does not contain, such as the map; None by default.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -95,6 +97,24 @@ class RolloutDataModule(RunDataModule):
     def minibatches_per_collection(self) -> int:
         """Number of minibatches per collection."""
         return self.num_epochs * self.num_minibatches
+
+    def schedule_length(self, key: str, limit: float, of_collection: int = 1) -> float:
+        """Return the number of steps over which a schedule decays.
+
+        Args:
+            key: configuration key of the schedule, for a warning.
+            limit: number of steps after which the trainer ends the run; infinite if it does not.
+            of_collection: number of steps of a collection.
+        """
+        if self.max_env_steps is not None and self.num_steps is not None:
+            return min(limit, of_collection * -(-self.max_env_steps // (self.num_groups * self.num_steps)))
+        if self.max_env_steps is not None and limit < math.inf:
+            warnings.warn(
+                f"{key} ends with trainer.max_epochs or trainer.max_steps: the number of collections in which whole "
+                f"episodes reach data.max_env_steps, which is {self.max_env_steps}, is not known before.",
+                stacklevel=2,
+            )
+        return limit
 
     @property
     def has_untrained_minibatches(self) -> bool:

@@ -125,7 +125,7 @@ class GymnasiumEnvs(EnvFactory):
         vectorization: Literal["sync", "async"] = "sync",
         num_processes: PositiveInt | None = None,
         timeout: PositiveFloat | None = None,
-        max_episode_steps: int | None = None,
+        max_episode_steps: PositiveInt | None = None,
         success_return: float | None = None,
         success_at: SuccessAt = "last_step",
         codec: TextCodec | None = None,
@@ -141,7 +141,7 @@ class GymnasiumEnvs(EnvFactory):
         self.max_invalid = int(max_invalid)
         self.vectorization: Literal["sync", "async"] = vectorization
         self.num_processes, self.timeout = num_processes, timeout
-        self.max_episode_steps = max_episode_steps
+        self.max_episode_steps = max_episode_steps and int(max_episode_steps)
         self.success_return, self.success_at = success_return, success_at
         self._warned = False
         self.numbers, self.reset_options = numbers, dict(reset_options or {})

@@ -22,6 +22,7 @@ from lrl.codecs.toy_text import Desc, FrozenLakeCodec, render_map
 from lrl.envs.prompt_env import RowSource
 from lrl.envs.tabular import TransitionTable, optimal_q, reachable_states
 from lrl.files import resolve, write_whole
+from lrl.ranges import ClosedUnitInterval, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.rewards.reward import Row
 
@@ -176,8 +177,13 @@ class ExpertQRows(_LakeRows):
     """
 
     def __init__(
-        self, map_name: str = "4x4", desc: Sequence[str] | None = None, is_slippery: bool = True, gamma: float = 0.99
+        self,
+        map_name: str = "4x4",
+        desc: Sequence[str] | None = None,
+        is_slippery: bool = True,
+        gamma: ClosedUnitInterval = 0.99,
     ) -> None:
+        check_arguments(ExpertQRows.__init__, locals(), "env.rows")
         self.desc: Desc = named_map(map_name) if desc is None else tuple(desc)
         self.is_slippery, self.gamma = is_slippery, gamma
 
@@ -207,14 +213,15 @@ class RandomMapRows(_LakeRows):
 
     def __init__(
         self,
-        num_maps: int = 1000,
+        num_maps: PositiveInt = 1000,
         seed: int = 0,
         split: Split = "train",
         size: int = 4,
         p: float = 0.8,
         is_slippery: bool = True,
-        gamma: float = 0.99,
+        gamma: ClosedUnitInterval = 0.99,
     ) -> None:
+        check_arguments(RandomMapRows.__init__, locals(), "env.rows")
         self.num_maps, self.seed = num_maps, seed
         self.split: Split = split
         self.size, self.p = size, p

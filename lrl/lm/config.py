@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from lrl.lm.files import is_gguf
-from lrl.ranges import HalfOpenUnitInterval, NonNegativeInt, PositiveInt, check_fields
+from lrl.ranges import HalfOpenUnitInterval, NonNegativeInt, PositiveInt, Seed, check_fields
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -19,7 +19,7 @@ class LoRAConfig:
 
     r: PositiveInt = 16
     """Rank."""
-    alpha: int = 32
+    alpha: PositiveInt = 32
     """The update is scaled by alpha / r."""
     dropout: HalfOpenUnitInterval = 0.0
     """Dropout on the adapter's input, only in training steps of SFT: RL samples and evaluates without dropout."""
@@ -55,7 +55,7 @@ class LanguageModelConfig:
     """``nf4`` loads the base in 4 bits with bitsandbytes; null loads it in ``dtype``."""
     random_init: bool = False
     """Take only the architecture from ``name`` and initialise the weights from ``init_seed``."""
-    init_seed: int = 0
+    init_seed: Seed = 0
     """Seed of the random weights of ``random_init``, ``ordered_numbers`` and new adapters."""
     first_layers: PositiveInt | None = None
     """Keep only the first decoder layers, this many; null keeps all. Passes are cheaper, for policies and reward models

@@ -20,7 +20,7 @@ from lrl.functional.distributions import Categorical, Distribution, Gaussian
 from lrl.functional.random import token_bits, token_uniforms
 from lrl.lm.attention import HALVED
 from lrl.lm.logprobs import sample_tokens, sampling_logprobs
-from lrl.ranges import PositiveFloat, check_fields
+from lrl.ranges import PositiveFloat, Seed, check_fields
 from lrl.types import Inputs, RandomKeys, SamplingConfig
 
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "silu": nn.SiLU}
@@ -442,7 +442,7 @@ class ValueHeadConfig:
     detach: bool = False
     """Whether the value loss trains only the head and not the language model. ``trainer.gradient_clip_val`` limits the
     norm of the gradients of both together."""
-    init_seed: int | None = None
+    init_seed: Seed | None = None
     """Seed of the initial weights; null uses the random state of the run."""
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ from lrl.lm.heads import (
 )
 from lrl.lm.layouts import pad_prompts
 from lrl.policies.policy import LanguageModelTrunk, NativePolicy, check_spaces
-from lrl.ranges import LeftOpenUnitInterval, PositiveInt, check_arguments
+from lrl.ranges import LeftOpenUnitInterval, PositiveInt, Seed, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
@@ -146,7 +146,7 @@ class HeadPolicy(NativePolicy):
         freeze_trunk: bool = False,
         critic: ObservationCriticConfig | None = ObservationCriticConfig(),
         initial_log_std: float = 0.0,
-        init_seed: int | None = None,
+        init_seed: Seed | None = None,
     ) -> None:
         check_arguments(HeadPolicy.__init__, locals(), "policy")
         super().__init__()

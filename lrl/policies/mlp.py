@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lrl.lm.heads import ActionHead, RunningNorm, at_least_float32, mlp, seeded_init, vector_size, without_autocast
 from lrl.policies.policy import NativePolicy, check_spaces
-from lrl.ranges import PositiveFloat, check_arguments
+from lrl.ranges import PositiveFloat, Seed, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, Inputs, NativeTurn, RandomKeys, SamplingConfig, TurnBatch
 
@@ -47,7 +47,7 @@ class MLPPolicy(NativePolicy):
         observation_clip: PositiveFloat = 10.0,
         initial_log_std: float = 0.0,
         critic: bool = True,
-        init_seed: int | None = None,
+        init_seed: Seed | None = None,
     ) -> None:
         check_arguments(MLPPolicy.__init__, locals(), "policy")
         super().__init__()

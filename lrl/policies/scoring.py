@@ -25,6 +25,7 @@ from lrl.lm.layouts import Candidates, pad_prompts
 from lrl.lm.logprobs import candidate_logprobs, prefix_sums, sample_tokens, sampling_logprobs
 from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.prompts import PromptTemplate
+from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
@@ -64,24 +65,19 @@ class ScoringPolicy(Policy):
         self,
         language_model: LanguageModelConfig,
         prompt: PromptTemplate,
-        temperature: float = 1.0,
+        temperature: PositiveFloat = 1.0,
         normalisation: Literal["sum", "token", "word"] = "sum",
-        max_prompt_tokens: int = 1024,
-        pack_tokens: int | None = None,
+        max_prompt_tokens: PositiveInt = 1024,
+        pack_tokens: PositiveInt | None = None,
         value_head: ValueHeadConfig | None = None,
     ) -> None:
         super().__init__()
+        check_arguments(ScoringPolicy.__init__, locals(), "policy")
         if prompt.response_format != "direct":
             raise ValueError(
                 f"prompt.response_format is {prompt.response_format!r}; it must be direct, because only actions "
                 "are scored."
             )
-        if temperature <= 0:
-            raise ValueError(f"policy.temperature is {temperature}; training samples, so it must be positive.")
-        if normalisation not in ("sum", "token", "word"):
-            raise ValueError(f"policy.normalisation is {normalisation!r}; it must be sum, token or word.")
-        if pack_tokens is not None and pack_tokens < 1:
-            raise ValueError(f"policy.pack_tokens is {pack_tokens}; it must be at least 1, or null.")
         self.trunk = LanguageModelTrunk(language_model, max_prompt_tokens, value_head)
         self.language_model, self.value_head = self.trunk.language_model, self.trunk.value_head
         self.prompt, self.pack_tokens = prompt, pack_tokens

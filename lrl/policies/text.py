@@ -19,6 +19,7 @@ from lrl.lm.heads import ValueHead, ValueHeadConfig
 from lrl.lm.layouts import Layout, pad_prompts
 from lrl.policies.policy import LanguageModelTrunk, Policy
 from lrl.prompts import PromptTemplate, get_response_format
+from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.types import Decisions, Evaluation, History, RandomKeys, SamplingConfig, TurnBatch
 
@@ -57,12 +58,13 @@ class TextPolicy(Policy):
         language_model: LanguageModelConfig,
         prompt: PromptTemplate,
         sampling: SamplingConfig,
-        max_prompt_tokens: int = 1024,
-        pack_tokens: int | None = None,
+        max_prompt_tokens: PositiveInt = 1024,
+        pack_tokens: PositiveInt | None = None,
         value_head: ValueHeadConfig | None = None,
         generator: Generator | None = None,
     ) -> None:
         super().__init__()
+        check_arguments(TextPolicy.__init__, locals(), "policy")
         if sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0; training samples, so it must be positive.")
         if sampling.top_k is not None or sampling.top_p is not None:

@@ -388,7 +388,11 @@ class GradientModule(PolicyModule, ABC):
         """Return the optimiser of the trainable weights and its schedule per optimiser step."""
         # Lightning's MixedPrecision cannot clip the gradients of a fused optimiser.
         fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)
-        return self.optimizer.make([{"params": self._trained}], self.trainer.estimated_stepping_batches, fused)
+        steps, data = self.trainer.estimated_stepping_batches, self.run_data
+        if self.optimizer.has_schedule and isinstance(data, RolloutDataModule):
+            of_collection = -(-data.minibatches_per_collection // self.trainer.accumulate_grad_batches)
+            steps = data.schedule_length("model.optimizer.schedule", steps, of_collection)
+        return self.optimizer.make([{"params": self._trained}], steps, fused)
 
     def on_fit_start(self) -> None:
         """Reject FSDP1, under which each rank sees only a part of the gradient's norm, and enable fused kernels.

@@ -27,7 +27,7 @@ class OptimizerConfig:
     """Weight decay of AdamW."""
     schedule: Schedule = "constant"
     """Learning rate after the warm-up: ``constant``, or ``linear`` or ``cosine`` decay to zero at the end of the
-    run."""
+    run, which is ``data.max_env_steps`` only if ``data.num_steps`` is set."""
     warmup: HalfOpenUnitInterval = 0.0
     """Share of the run over which the learning rate rises from zero."""
     update_kl: PositiveFloat | None = None
@@ -45,11 +45,16 @@ class OptimizerConfig:
                 f"model.optimizer.update_kl is {self.update_kl} and model.optimizer.factory is set; update_kl must be "
                 "null, because its limits depend on model.optimizer.lr, which only AdamW uses."
             )
-        if self.update_kl is not None and (self.schedule != "constant" or self.warmup):
+        if self.update_kl is not None and self.has_schedule:
             raise ValueError(
                 f"model.optimizer.update_kl is {self.update_kl}, but the learning rate has a schedule; "
                 "model.optimizer.schedule must be constant and model.optimizer.warmup 0."
             )
+
+    @property
+    def has_schedule(self) -> bool:
+        """True if the learning rate depends on the length of the run."""
+        return self.schedule != "constant" or self.warmup > 0
 
     def require_fixed_rate(self) -> None:
         """Check that the learning rate is not adapted, for training without rollouts.
@@ -93,11 +98,12 @@ class OptimizerConfig:
             optimizer = self.factory(groups)
         else:
             optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
-        if self.schedule == "constant" and self.warmup == 0:
+        if not self.has_schedule:
             return optimizer
         if total_steps == float("inf"):
             raise ValueError(
-                f"model.optimizer.schedule is {self.schedule!r}; it needs trainer.max_epochs or trainer.max_steps."
+                f"model.optimizer.schedule is {self.schedule!r}; it needs trainer.max_epochs, trainer.max_steps, or "
+                "data.max_env_steps with data.num_steps."
             )
         factor = learning_rate_factor(self.schedule, int(total_steps), self.warmup)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -469,10 +469,12 @@ def test_runs_that_do_not_support_a_trust_region_raise(folder, tmp_path):
     ):
         with pytest.raises(ValueError, match=complaint):
             run(module, chain_data(**data), tmp_path, epochs=1, **settings)
-    shrinking, endless = (TRPOModule(MLPPolicy((4,), init_seed=0), schedule="linear"), chain_data(max_env_steps=256))
+    shrinking, endless = (TRPOModule(MLPPolicy((4,), init_seed=0), schedule="linear"), chain_data())
     with pytest.raises(ValueError, match="model.schedule is 'linear'; it needs trainer.max_epochs"):
         make_trainer(tmp_path, max_epochs=-1).fit(shrinking, datamodule=endless)
     assert endless.clocks["env_steps"] == 0
+    make_trainer(tmp_path, max_epochs=9).fit(shrinking, datamodule=chain_data(max_env_steps=256))
+    assert shrinking.current_epoch == 2 and shrinking.radius == 0
     assert rollout_data("continuing").num_minibatches == 2
 
 

@@ -1,6 +1,7 @@
 """Tests of the messages for errors of a user."""
 
 import errno
+import math
 import re
 from pathlib import Path
 
@@ -10,8 +11,13 @@ import wandb
 from safetensors import SafetensorError
 
 import lrl.cli.main
+from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.cli.error_messages import user_errors
 from lrl.cli.main import check_wandb
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake import RandomMapRows
+from lrl.policies.mlp import MLPPolicy
+from lrl.training.optimizer import OptimizerConfig
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,34 @@ def test_errors_of_the_disk_and_of_weights_and_biases_are_one_sentence(error, se
     with pytest.raises(SystemExit) as stopped:
         lrl.cli.main.run([])
     assert stopped.value.code == 2 and capsys.readouterr().err == f"lrl: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["--json", "a/b"], ["x", "--json=a"], ["--seed", "1", "--json", "a", "--other", "c"]]
+)
+def test_an_error_of_a_file_names_the_option_with_its_path(words, capsys):
+    value = "a/b" if "a/b" in words else "a"
+    with pytest.raises(SystemExit), user_errors("lrl evaluate", args=words):
+        raise OSError(errno.ENAMETOOLONG, "File name too long", str(Path("a", "b").absolute()))
+    assert capsys.readouterr().err == f"lrl evaluate: --json is {value!r}, which cannot be used: File name too long.\n"
+
+
+@pytest.mark.parametrize(
+    ("create", "sentence"),
+    [
+        (lambda: OptimizerConfig(lr=math.inf), "model.optimizer.lr is inf; it must be positive and at most 3.4e+38."),
+        (lambda: OptimizerConfig(lr=-math.inf), "model.optimizer.lr is -inf; it must be positive."),
+        (lambda: PPOValueHeadModule(MLPPolicy((4,)), vf_coef=1e300), "model.vf_coef is 1e+300; .* at most 3.4e+38."),
+        (
+            lambda: GymnasiumEnvs("CartPole-v1", invalid_penalty=-math.inf),
+            r"env.invalid_penalty is -inf; it must be a number from -3.4e+38 to 3.4e+38.",
+        ),
+        (lambda: RandomMapRows(gamma=2.5), r"env.rows.gamma is 2.5; it must be in \[0, 1\]."),
+    ],
+)
+def test_a_number_that_is_out_of_range_is_named_in_a_sentence(create, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}$".replace("e+", r"e\+")):
+        create()
 
 
 def write_with_torch():

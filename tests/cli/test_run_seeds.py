@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,19 @@ import lrl.cli.run_seeds as seeds
 from lrl.cli.run_seeds import main, run_seeds
 from lrl.evaluation.statistics import headline_seed
 from lrl.files import is_replaced
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """Configurations that do not exist are not checked."""
+    monkeypatch.setattr("lrl.cli.keys.check_keys", lambda _: None)
+
+
+def test_a_misspelt_key_is_an_error_before_any_run_starts(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="trainer.max_epoch is not an argument of Trainer; did you mean 'max_epochs'"):
+        run_seeds("--trainer.max_epoch", "3", config=("cartpole/ppo_mlp.yaml",), folder=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_headline_seeds_are_the_first_bits_of_a_hash():
@@ -57,7 +71,9 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
         run.mkdir()
         (run / "command.txt").write_text(shlex.join(["lrl", *command[3:]]) + "\n")
         (run / "run.log").write_text("finished after 1.00 minutes")
-    run_seeds(*options, config=("some.yaml",), folder=tmp_path, count=2)
+    monkeypatch.chdir(tmp_path.parent)
+    for config, folder in (("some.yaml", tmp_path), (str(tmp_path.parent / "some.yaml"), Path(tmp_path.name))):
+        run_seeds(*options, config=(config,), folder=folder, count=2)
     assert len(started) == 2
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from lrl.codecs.codec import TextCodec
 from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.policies.baselines import ConstantActor, FixedActor, RandomActor
 from lrl.prompts import get_response_format
@@ -45,3 +46,28 @@ def test_the_constant_actor_writes_its_action_in_every_format(name: str) -> None
 def test_a_constant_action_that_does_not_exist_raises() -> None:
     with pytest.raises(ValueError, match=r"policy\.action is 'JUMP', which is not legal: .* one of LEFT"):
         said(ConstantActor("JUMP"), [""])
+
+
+class FreeTextCodec(TextCodec):
+    """Codec without a finite action space that does not say how actions are drawn."""
+
+    description = "Write anything."
+    action_texts = None
+
+    def observation_to_text(self, observation, context=None):
+        return str(observation)
+
+    def text_to_action(self, text):
+        return text
+
+    def action_to_text(self, action):
+        return action
+
+
+@pytest.mark.parametrize(
+    ("actor", "name"), [(RandomActor(), "random_action_text"), (ConstantActor(), "default_action_text")]
+)
+def test_a_codec_that_does_not_know_the_action_of_an_actor_raises(actor: FixedActor, name: str) -> None:
+    with pytest.raises(ValueError, match=f"codec is FreeTextCodec, whose action_texts are None; .* override {name}"):
+        actor.connect(FreeTextCodec())
+        actor.choose([""], keys(1))

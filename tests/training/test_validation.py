@@ -1,5 +1,7 @@
 """When held-out episodes are played."""
 
+import math
+
 import pytest
 from tiny_runs import from_settings, make_trainer
 
@@ -9,19 +11,29 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.collect import slow_settings
+from lrl.training.optimizer import OptimizerConfig
 
 
 @pytest.mark.parametrize(
     ("every", "epochs", "validated"), [(2, 10, [16, 24]), (10, 10, [24]), (11, 10, []), (1, 2, [8, 16])]
 )
-def test_a_run_validates_when_its_budget_of_turns_is_used_up(tmp_path, every, epochs, validated):
+def test_a_run_validates_and_its_schedule_ends_when_its_budget_of_turns_is_used_up(tmp_path, every, epochs, validated):
     sizes = {"num_envs": 2, "num_steps": 4, "max_env_steps": 20, "validation": {"episodes": 1}}
     data = from_settings(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), **sizes)
     settings = {"max_epochs": epochs, "check_val_every_n_epoch": every, "limit_val_batches": 1.0}
     trainer = make_trainer(tmp_path, **settings)
-    trainer.fit(PPOValueHeadModule(MLPPolicy((4,), init_seed=0)), datamodule=data)
+    optimizer = OptimizerConfig(schedule="linear")
+    trainer.fit(PPOValueHeadModule(MLPPolicy((4,), init_seed=0), optimizer=optimizer), datamodule=data)
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0
     rows = [row for _, row in trainer.logger.rows]
     assert [row["clock/env_steps"] for row in rows if "val/return" in row] == validated
+
+
+def test_a_schedule_that_the_budget_of_turns_may_cut_short_is_named():
+    data = from_settings(RolloutDataModule, GymnasiumEnvs("CartPole-v1"), num_groups=2, max_env_steps=20)
+    with pytest.warns(UserWarning, match="^model.schedule ends with trainer.max_epochs or trainer.max_steps: "):
+        assert data.schedule_length("model.schedule", 7) == 7
+    assert data.schedule_length("model.schedule", math.inf) == math.inf
 
 
 @pytest.mark.parametrize(
