@@ -5,8 +5,9 @@ The command line checks the ranges while parsing, and configuration objects chec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 MAX_FLOAT = 3.4e38
 """Largest number in a configuration, because larger ones are infinite in 32 bits."""
@@ -105,6 +106,42 @@ def check_seed(key: str, seed: int, count: int = 1, maximum: int = MAX_SEED) -> 
     if not 0 <= seed <= last:
         many = f" for {count} consecutive seeds" if count > 1 else ""
         raise ValueError(f"{key} is {seed}; it must be from 0 to {last}{many}.")
+
+
+def check_kinds(function: Any, values: Mapping[str, Any]) -> None:
+    """Check that arguments of another library are of the kind that is annotated: numbers, texts, lists and so on.
+
+    Null, other values and arguments with other annotations are not checked, nor is whether a number is whole.
+
+    Args:
+        function: the function or class that takes the arguments.
+        values: the arguments by name.
+
+    Raises:
+        ValueError: If a value is of another kind.
+    """
+    try:
+        hints = get_type_hints(function.__init__ if isinstance(function, type) else function)
+    except (AttributeError, NameError, TypeError):
+        return
+    for name in values.keys() & hints.keys():
+        options = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
+        plain = [type(get_args(one)[0]) if get_origin(one) is Literal else get_origin(one) or one for one in options]
+        kinds = [_KINDS.get(kind) for kind in plain if kind is not type(None)]
+        value = values[name]
+        if type(value) in _KINDS and None not in kinds and _KINDS[type(value)] not in kinds:
+            allowed = " or ".join(dict.fromkeys(map(str, kinds)))
+            raise ValueError(f"{name} is {value!r}; it must be {allowed}.")
+
+
+_KINDS: Mapping[Any, str] = {
+    bool: "true or false",
+    **dict.fromkeys((int, float), "a number"),
+    str: "a text",
+    **dict.fromkeys((list, tuple, Sequence), "a list"),
+    **dict.fromkeys((dict, Mapping), "a mapping"),
+}
+"""Kinds of values by their types."""
 
 
 def check_arguments(function: Any, values: Mapping[str, Any], key: str) -> None:

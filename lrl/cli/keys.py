@@ -250,8 +250,8 @@ def _check_arguments(
                     classes.pop(_place(inner), None)  # each element is a separate object
                     if one.is_only_object and not isinstance(_unfolded(part).get("class_path", part), str):
                         raise ValueError(
-                            f"{'.'.join(inner)}.{number} is {short(part)}; it must be the name of a class, or a mapping "
-                            "with its class_path."
+                            f"{'.'.join(inner)}.{number} is {short(part)}; it must be the name of a class, or a "
+                            "mapping with its class_path."
                         )
                 _check_object(classes, part, inner)
 
@@ -297,7 +297,7 @@ def _check_mapping(value: Any, owner: str, key: tuple[str, ...]) -> None:
 
 def _check_described(value: Any, key: tuple[str, ...]) -> None:
     """Check that an object is described by a text or a mapping."""
-    if value is not None and not isinstance(value, (str, dict)):
+    if value is not None and (not isinstance(value, (str, dict)) or value == {}):
         raise ValueError(
             f"{'.'.join(key)} is {short(value)}; it must be the name of a class, or a mapping with its class_path."
         )

@@ -102,7 +102,7 @@ class Argument:
 
     @property
     def is_only_object(self) -> bool:
-        """True if the type is a class of lrl or Lightning that is no dataclass, a list of it, or one of these or None."""
+        """True if the type is a class of lrl or Lightning that is no dataclass, a list of it, or None."""
         if len(set(self._others) - _SEQUENCES) != 1:
             return False
         names = (name for name in self._named if _last_name(name) not in _SEQUENCES)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal, Self
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import TextCodec
@@ -23,7 +23,7 @@ from lrl.envs.native import NativeEnv, SuccessAt, close_env, reason_of, shown
 from lrl.envs.processes import ProcessEnvs, SeparateEnvs
 from lrl.envs.text import TextEnv
 from lrl.files import require
-from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
+from lrl.ranges import PositiveFloat, PositiveInt, check_arguments, check_kinds
 from lrl.registry import register
 
 _ALWAYS_END = ("lrl/Nim-v0", "Blackjack-v1")
@@ -168,6 +168,7 @@ class GymnasiumEnvs(EnvFactory):
         if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
             redirect_mujoco_warnings()
         try:
+            check_kinds(_entry_point(spec), self.kwargs)
             env = gym.make(spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs)
         except Exception as error:
             if self.kwargs and isinstance(error, (TypeError, KeyError, ValueError)):
@@ -248,6 +249,12 @@ def _spec(id: str) -> EnvSpec:
     if spec.max_episode_steps is None:
         spec.max_episode_steps = _TIME_LIMITS.get(spec.id)
     return spec
+
+
+def _entry_point(spec: EnvSpec) -> Any:
+    """Return the class or function that creates an environment."""
+    entry = spec.entry_point
+    return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def half_cheetah(gravity: float = 1.0, friction: float = 1.0, **kwargs: Any) -> gym.Env:

@@ -62,6 +62,10 @@ def test_an_error_of_a_file_names_the_option_with_its_path(words, capsys):
             lambda: GymnasiumEnvs("CartPole-v1", invalid_penalty=-math.inf),
             r"env.invalid_penalty is -inf; it must be a number from -3.4e+38 to 3.4e+38.",
         ),
+        (
+            lambda: GymnasiumEnvs("FrozenLake-v1", {"is_slippery": "x"}).make_native(),
+            "env.kwargs is .*, which FrozenLake-v1 does not accept: is_slippery is 'x'; it must be true or false.",
+        ),
         (lambda: RandomMapRows(gamma=2.5), r"env.rows.gamma is 2.5; it must be in \[0, 1\]."),
     ],
 )

@@ -321,7 +321,7 @@ def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
     ("kwargs", "message"),
     [
         ({"tasks": ["fly"]}, "tasks is ['fly']; it must be a non-empty list of goto, pickup"),
-        ({"tasks": "goto"}, "tasks is 'goto'; it must be a non-empty list"),
+        ({"tasks": "goto"}, "tasks is 'goto'; it must be a list"),
         ({"split": "all"}, "split is 'all'; it must be one of train, test"),
         ({"room_size": 4}, "room_size is 4; it must be at least 5"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
