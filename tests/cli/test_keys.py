@@ -132,6 +132,7 @@ def test_settings_that_cannot_be_null_are_named_in_a_sentence(key, name):
             "[Transcripts, {init_args: {every: 1}}]",
             "{'init_args': {'every': 1}}; it must be the name of a class, or a mapping with its class_path.",
         ),
+        ("--data.init_args.env", "{}", "{}; it must be the name of a class, or a mapping with its class_path."),
         ("--data.init_args.group_size", "1.0e+300", f"1e+300; it must be an integer less than {2**63}."),
     ],
 )
@@ -142,10 +143,8 @@ def test_a_value_that_the_parser_would_accept_is_named_in_a_sentence(key, value,
 
 
 def test_a_model_without_a_class_is_named_in_a_sentence(tmp_path):
-    (tmp_path / "model.yaml").write_text("model: {}")
-    with pytest.raises(
-        ValueError, match=r"^model has no class_path; it must be the name of a class, or a mapping with"
-    ):
+    (tmp_path / "model.yaml").write_text("model: {init_args: {}}")
+    with pytest.raises(ValueError, match="^model has no class_path; it must be the name of a class, or a mapping"):
         check_keys(["fit", "--config", str(tmp_path / "model.yaml")])
 
 
