@@ -121,6 +121,11 @@ class RolloutDataModule(RunDataModule):
         """True if minibatches of the collection remain to be trained on."""
         return self._batch is not None and self.trained_minibatches < self.minibatches_per_collection
 
+    @property
+    def batch(self) -> TurnBatch | None:
+        """The turns of the collection with their advantages; None before the first collection."""
+        return self._batch
+
     def fill(self, collection: int, rollout: Rollout, batch: TurnBatch) -> None:
         """Store a collection.
 

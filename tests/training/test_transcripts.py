@@ -3,11 +3,12 @@
 import json
 
 import numpy as np
+import tiny_runs
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.baselines import RandomActor
 from lrl.training.collect import CollectionPlan, EpisodeCollector, FixedHorizonCollector
-from lrl.training.transcripts import episodes_of, write_episodes
+from lrl.training.transcripts import Transcripts, episodes_of, write_episodes
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=5)
 
@@ -47,3 +48,22 @@ def test_episodes_that_continue_are_separated(tmp_path):
     last = list(episodes_of(rollout, 1))[-1]
     ends = (tmp_path / "transcripts.txt").read_text().count("goes on")
     assert ends == (not (last["terminated"] or last["truncated"]))
+
+
+def test_turns_have_the_numbers_of_their_tokens_before_and_after_training(tiny_model, tmp_path):
+    module, data = tiny_runs.module_of(tiny_model, "continuing"), tiny_runs.rollout_data("continuing")
+    tiny_runs.train(tmp_path, Transcripts(1, 2), module=module, data=data, max_epochs=1)
+    episodes = [json.loads(line) for line in (tmp_path / "transcripts.jsonl").read_text().splitlines()]
+    turns = [turn for episode in episodes if episode["env"] == 6 for turn in episode["turns"]]
+    rows = [int(time * 12 + 6) for time in range(4)]  # all environments are active
+    batch, tokenizer = data.batch[np.array(rows)], module.policy.language_model.tokenizer
+    found = {"logprobs": batch.old_logprobs, "advantages": batch.advantages, "values": batch.old_values}
+    found["new_logprobs"] = module.policy.evaluate(batch).logprobs.detach()
+    for row, turn in enumerate(turns):
+        count = turn["response_tokens"]
+        assert len(turn["tokens"]) == count and "row" not in turn
+        ids = batch.inputs["response_ids"][row, :count].tolist()
+        assert turn["tokens"] == [tokenizer.tokenizer.decode([one]) for one in ids]
+        for name, values in found.items():
+            np.testing.assert_allclose(turn[name], values[row, :count], rtol=1e-3, err_msg=name)
+    assert len(turns) == 4 and any(turn["logprobs"] != turn["new_logprobs"] for turn in turns)
