@@ -92,9 +92,8 @@ def first_line(config: Path) -> dict[str, Any]:
                 break
         else:
             found = None
-        seconds = round(time.monotonic() - started, 1)
+        seconds, (cpu, memory) = round(time.monotonic() - started, 1), usage[-1]
         _stop(process)
-    cpu, memory = usage[-1]
     measured = {"seconds": seconds, "cpu_seconds": round(cpu, 1), "peak_gb": round(memory, 2)}
     if found is None and cpu < LIMIT:
         return measured | {"error": last.strip()}
@@ -119,8 +118,10 @@ def _usage(process: int) -> tuple[float, float]:
 def _observe(process: subprocess.Popen[str], usage: list[tuple[float, float]]) -> None:
     """Append the usage of a run every second, and stop the run after :data:`LIMIT` CPU seconds."""
     while process.poll() is None:
-        usage.append(_usage(process.pid))
-        if usage[-1][0] > LIMIT:
+        sample = _usage(process.pid)
+        if process.poll() is None:  # otherwise its memory is no longer known
+            usage.append(sample)
+        if sample[0] > LIMIT:
             _stop(process)
         time.sleep(1.0)
 
