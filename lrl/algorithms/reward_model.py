@@ -88,6 +88,7 @@ class RewardModelModule(RunModule):
         with seeded(int(seeds("dropout", self.run_seed, self.current_epoch, batch_idx, self.global_rank)), self.device):
             errors = self.loss(self.model(inputs), rewards)
         self.record("train/loss", errors)
+        self.record_learning_rate()
         return errors.mean(1).sum()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:

@@ -25,7 +25,7 @@ Departures from the usual recipe (Hugging Face's ``labels`` loss, TRL's ``SFTTra
 from __future__ import annotations
 
 import logging
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,12 +132,6 @@ class SFTModule(GradientModule):
             self.publish_training()
         data.tick(self.current_epoch, batch_idx)
         self.dropout_seed = int(seeds("dropout", data.seed, self.current_epoch, batch_idx, self.global_rank))
-
-    def step(self, batch: TurnBatch) -> Tensor | None:
-        """Return the loss of a batch, and record the current learning rates."""
-        for group in cast(Any, self.optimizers(use_pl_optimizer=False)).param_groups:
-            self.record("train/lr", torch.tensor(group["lr"]))
-        return super().step(batch)
 
     @property
     def _demonstrations(self) -> DemonstrationsDataModule:

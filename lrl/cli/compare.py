@@ -29,6 +29,7 @@ def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None
     - the smallest difference that this number of seeds detects with a probability of 0.8
     - the number of seeds that are needed to detect the observed difference
     - the seeds that only one of the two sets of runs has, which are omitted
+    - the environments, if those of run directories differ
 
     Args:
         runs: run directories or files of assets/results.
@@ -54,6 +55,11 @@ def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None
         text = report(comparison.compare(values, others, bounded or baseline_bounded), metric, bootstrap)
         names = [labels[side.runs[0]] for side in (group, theirs[0])]
         different = len(ours) > 1 or names[0] != names[1]
+        environments = {comparison.environment_of(run) for run in (*group.runs, *theirs[0].runs) if run.is_dir()}
+        if len(environments) > 1:
+            text += (
+                f"\nthe environments differ ({'; '.join(sorted(environments))}), so the values may not be comparable"
+            )
         reports.append(f"runs: {names[0]}\nbaseline: {names[1]}\n\n{text}" if different else text)
     print("\n\n".join(reports))
 

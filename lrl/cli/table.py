@@ -22,7 +22,7 @@ def table(runs: list[Path], *, metric: str | None = None) -> None:
     the same configuration and seed, such as a run and its continuation, the longest one counts. The first columns are
     the settings in which the configurations differ. The others are the number of seeds, the last and the best value of
     the metric in a run, and the minutes of a run. Values are means over seeds with a 95% interval, or with the value of
-    each run if there are fewer than five.
+    each run if there are fewer than five. Metrics such as an entropy, of which no direction is better, have no best.
 
     Args:
         runs: run directories, or folders that contain them.
@@ -65,6 +65,7 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
     from lrl.evaluation.comparison import common_metric, group_by_configuration, minutes_of
     from lrl.evaluation.pictures import logged_metrics
     from lrl.evaluation.report import markdown_table
+    from lrl.evaluation.statistics import best_of
 
     logged = {run: logged_metrics(run) if (run / "metrics.csv").is_file() else set[str]() for run in runs}
     metric = common_metric([run for run in runs if logged[run]], metric)
@@ -80,7 +81,8 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
         [*(_cell(text) for text in (group.settings.values() or [group.label])), *_figures(group.runs, metric)]
         for group in groups
     ]
-    lines = [markdown_table([*(settings or ["runs"]), "seeds", f"last {metric}", "best", "minutes"], rows)]
+    best = ["best"] if best_of(metric) else []
+    lines = [markdown_table([*(settings or ["runs"]), "seeds", f"last {metric}", *best, "minutes"], rows)]
     for count, what in (
         (len(runs) - len(shown), f"without {metric}, left out"),
         (len(shown) - len(longest), "shorter than another run with the same configuration and seed, left out"),
@@ -114,11 +116,12 @@ def _longest(runs: Sequence[Path], metric: str) -> list[Path]:
 
 
 def _figures(runs: Sequence[Path], metric: str) -> list[str]:
-    """Return the cells of a group of runs: seeds, last and best value, and minutes."""
+    """Return the cells of a group of runs: seeds, last value, the best one if the metric has one, and minutes."""
     from lrl.evaluation.comparison import last_and_best, minutes_of, minutes_range
-    from lrl.evaluation.statistics import bounds_of, mean_with_spread
+    from lrl.evaluation.statistics import best_of, bounds_of, mean_with_spread
 
     values, bounds = np.array([last_and_best(run, metric) for run in runs]), bounds_of({"metric": metric})
+    values = values if best_of(metric) else values[:, :1]
     return [
         str(len(runs)),
         *(mean_with_spread(column, bounds) for column in values.T),

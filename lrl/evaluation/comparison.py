@@ -24,6 +24,7 @@ from lrl.evaluation.statistics import (
     MIN_SEEDS,
     RESULT_METRICS,
     Interval,
+    best_of,
     bootstrap_interval,
     bounds_of,
     t_interval,
@@ -174,6 +175,9 @@ _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _LAUNCHED = " INFO run directory "
 """First message of each launch in ``run.log``."""
 
+_PRESENTATION = ("codec", "numbers", "vectorization")
+"""Settings of an environment that change neither its states nor its rewards."""
+
 _Key = tuple[str, ...]
 
 
@@ -322,6 +326,14 @@ def read_config(run: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
+def environment_of(run: Path) -> str:
+    """Return the environment of a run as text, without the settings that only change what a policy reads."""
+    env = read_config(run).get("data", {}).get("init_args", {}).get("env") or {}
+    settings = {name: value for name, value in env.get("init_args", {}).items() if name not in _PRESENTATION and value}
+    name = settings.pop("id", "") or str(env.get("class_path", "none")).rpartition(".")[2]
+    return f"{name} {json.dumps(settings, sort_keys=True)}" if settings else name
+
+
 def earlier_launches(run: Path) -> list[Path]:
     """Return the folders with the files that a resumed run has replaced, one per launch but the last, in order."""
     folders = [folder for folder in (run / "earlier").glob("*") if folder.name.isdecimal()]
@@ -346,13 +358,14 @@ def minutes_of(run: Path) -> float | None:
 
 
 def last_and_best(run: Path, metric: str) -> tuple[float, float]:
-    """Return the last and the best logged value of a metric of a run; the best loss is the smallest one.
+    """Return the last and the best logged value of a metric of a run; of a metric without a best, the last one twice.
 
     Raises:
         ValueError: If the run has not logged the metric.
     """
     values = [float(row[metric]) for row in logged_rows(run, metric)]
-    return values[-1], min(values) if metric.endswith("loss") else max(values)
+    choose = best_of(metric)
+    return values[-1], choose(values) if choose else values[-1]
 
 
 def minutes_range(minutes: Iterable[float | None]) -> str:

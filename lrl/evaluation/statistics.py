@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -173,8 +173,15 @@ RESULT_METRICS = (
 )
 """Metrics that are the result of a run, the most important first."""
 
+_LARGER_IS_BETTER = ("/return", "best_return", "success_rate", "_success", "success_of_optimum", "/r2", "_likelihood")
+_SMALLER_IS_BETTER = ("loss", "invalid_action_rate")
 _RATES = ("_rate", "_success", "_success_of_optimum", "_fraction")
 """Endings of the names of metrics that lie in [0, 1]."""
+
+
+def best_of(metric: str) -> Callable[[Iterable[float]], float] | None:
+    """Return ``max`` or ``min``, which chooses the best of a metric's values; None if no direction is better."""
+    return max if metric.endswith(_LARGER_IS_BETTER) else min if metric.endswith(_SMALLER_IS_BETTER) else None
 
 
 def bounds_of(result: dict[str, Any]) -> tuple[float, float] | None:

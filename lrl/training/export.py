@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -141,16 +142,16 @@ def write_card(folder: Path, run: Path, base: str, is_adapter: bool) -> None:
     if not (run / "config.yaml").is_file():
         return
     text = (run / "config.yaml").read_text(encoding="utf-8")
-    config: dict[str, Any] = yaml.safe_load(text)
+    config: dict[str, Any] = _portable(yaml.safe_load(text), run.resolve())  # others do not have the local folders
     algorithm, data = config["model"]["class_path"], config["data"]["init_args"]
     environment = {name: data[name] for name in ("env", "demonstrations") if data.get(name)}
     front: dict[str, Any] = {"library_name": "peft" if is_adapter else "transformers"}
     if not base.startswith("assets/") and not Path(base).exists():  # the hub knows no local folders
         front["base_model"] = base
     front["tags"] = ["lrl", "reinforcement-learning", algorithm]
-    facts = {"base model": f"`{base}`", "seed": config.get("seed_everything")}
+    facts = {"base model": f"`{_portable(base, run.resolve())}`", "seed": config.get("seed_everything")}
     facts |= {
-        name: f"`{file.read_text(encoding='utf-8').strip()}`"
+        name: f"`{_portable_command(file.read_text(encoding='utf-8'), run.resolve())}`"
         for name in ("command", "commit")
         if (file := run / f"{name}.txt").is_file()
     }
@@ -162,9 +163,29 @@ def write_card(folder: Path, run: Path, base: str, is_adapter: bool) -> None:
         environment=yaml.safe_dump(environment, sort_keys=False),
         results=_results_of(run),
         peft=" and peft" if is_adapter else "",
-        config=text,
+        config=yaml.safe_dump(config, sort_keys=False),
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _portable(value: Any, run: Path) -> Any:
+    """Return settings in which local paths are relative to the run, or only the last name of one outside it."""
+    if isinstance(value, dict):
+        return {name: _portable(part, run) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_portable(part, run) for part in value]
+    option, _, path = value.rpartition("=") if isinstance(value, str) and value.startswith("--") else ("", "", value)
+    if not isinstance(path, str) or not path.startswith(("/", "~/", "../")) or "/" not in path[1:]:
+        return value
+    place = Path(path).expanduser().resolve()
+    shown = str(place.relative_to(run)) if place.is_relative_to(run) else place.name
+    return f"{option}={shown}" if option else shown
+
+
+def _portable_command(text: str, run: Path) -> str:
+    """Return a command with the paths of :func:`_portable`."""
+    program, *words = map(str, _portable(shlex.split(text), run))
+    return shlex.join(["lrl" if program == "__main__.py" else program, *words])
 
 
 def _results_of(run: Path) -> str:

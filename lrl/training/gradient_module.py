@@ -170,6 +170,7 @@ class GradientModule(PolicyModule, ABC):
     @final
     def training_step(self, batch: TurnBatch) -> Tensor | None:
         """Train on one minibatch, or take a no-op step if the rest of the collection is skipped."""
+        self.record_learning_rate()
         return no_op_loss(self.policy, batch) if self.skip_updates else self.step(batch)
 
     def step(self, batch: TurnBatch) -> Tensor | None:
@@ -312,7 +313,6 @@ class GradientModule(PolicyModule, ABC):
             total, count = self.reduce_sum(torch.stack([kl.sum(), kl.new_tensor(float(len(kl)))])).tolist()
             for group in self.trainer.optimizers[0].param_groups:
                 group["lr"] = self.optimizer.adapted(group["lr"], total / max(count, 1))
-                self.record("train/lr", kl.new_tensor([group["lr"]]))
 
     # -- callbacks and weights --------------------------------------------------------------------------------------
 

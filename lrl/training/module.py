@@ -176,6 +176,12 @@ class RunModule(L.LightningModule, ABC):
             return tensor
         return cast(Tensor, self.trainer.strategy.reduce(tensor, reduce_op="sum"))
 
+    def record_learning_rate(self) -> None:
+        """Record the current learning rate, unless the module has its own optimisation."""
+        if self.automatic_optimization and self._trainer is not None:
+            rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+            self.record("train/lr", torch.tensor(rates))
+
     def record(self, name: str, values: Tensor) -> None:
         """Add values of any shape to the mean that is logged under ``name`` at the end of this collection."""
         self._means.record(name, values)

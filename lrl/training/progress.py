@@ -83,8 +83,11 @@ class ConsoleProgress(L.Callback):
         self._reported, self._validated, self._rows = trainer.current_epoch, 0, {}
         self._logged = {"collection": -1, "validation": -1}
         self._began, self._first = time.monotonic(), trainer.current_epoch
-        self._advance(trainer.current_epoch, _num_collections(trainer, pl_module))
+        self._advance(trainer.current_epoch, limit := _num_collections(trainer, pl_module))
         self._begin_phase(trainer)
+        if trainer.ckpt_path and trainer.is_global_zero:
+            total = f"/{limit}" if limit else ""
+            logging.getLogger("lrl").info("continues with collection %d%s", trainer.current_epoch + 1, total)
         console = Console(stderr=True, soft_wrap=True)  # lines with paths stay whole
         terminal = sys.stdout.isatty() and sys.stderr.isatty() and console.is_interactive
         if trainer.is_global_zero and terminal:

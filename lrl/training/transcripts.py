@@ -22,7 +22,9 @@ from lrl.training.metrics import log_transcripts
 from lrl.types import Rollout, TurnBatch
 
 _DIGITS = 4
-"""Number of significant digits of the numbers of tokens."""
+"""Number of significant digits of numbers."""
+_NUMBERS = 32
+"""Maximum number of shown numbers of a native observation."""
 
 
 @register
@@ -149,7 +151,7 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
             {
                 "row": rows[time],
                 "turn": int(rollout.turn[time, env]),
-                "observation": rollout.observations[time][env],
+                "observation": rollout.observations[time][env] or _numbers(rollout, time, env),
                 "response": str(rollout.responses[time][env]),  # str: it may be a native action
                 "reward": float(rollout.rewards[time, env]),
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
@@ -214,6 +216,15 @@ def _sampled(values: Tensor, batch: TurnBatch) -> list[list[float]]:
     return [
         [float(f"{value:.{_DIGITS}g}") for value, chosen in zip(row, mask, strict=True) if chosen] for row, mask in rows
     ]
+
+
+def _numbers(rollout: Rollout, time: int, env: int) -> str:
+    """Return the numbers that a network read as rounded text; empty if there are none."""
+    if "observation" not in rollout.inputs:
+        return ""
+    numbers = rollout.inputs["observation"][time, env].flatten().tolist()
+    rest = ["..."] if len(numbers) > _NUMBERS else []
+    return ", ".join([*(f"{number:.{_DIGITS}g}" for number in numbers[:_NUMBERS]), *rest])
 
 
 def readable(collection: int, episode: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ CONFIGS = {
 NAME = "--model.init_args.policy.init_args.language_model.name"
 FIRST_LINE = re.compile(r"(collection|batch|epoch|proposal|pass) \d+")
 """Beginning of a line about the progress of a run."""
-LIMIT = 120.0
+LIMIT = 60.0
 """CPU seconds after which a run without such a line is stopped."""
 
 

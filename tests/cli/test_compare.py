@@ -59,6 +59,20 @@ def test_runs_of_several_configurations_are_compared_one_by_one_and_named(runs):
     assert fast.startswith("lr=0.2\nbaseline: lr=0.3\n") and "| mean | 0.55 | 0.5 | +0.05 |" in fast
 
 
+def test_runs_in_different_environments_are_compared_with_a_warning(runs):
+    def played(name, **settings):
+        paths = runs(name, {1: 0.9})
+        data = {"init_args": {"env": {"class_path": "GymnasiumEnvs", "init_args": settings}}}
+        (paths[0] / "config.yaml").write_text(json.dumps({"seed_everything": 1, "data": data}))
+        return paths
+
+    small, text = played("small", id="CartPole-v1", numbers=None), played("text", id="CartPole-v1", numbers={"a": 1})
+    assert "environments" not in compare(*small, "--baseline", *text).stdout
+    long = played("long", id="CartPole-v1", max_episode_steps=9)
+    last = compare(*small, "--baseline", *long).stdout.splitlines()[-1]
+    assert last.startswith('the environments differ (CartPole-v1; CartPole-v1 {"max_episode_steps": 9}), so')
+
+
 def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
     files = []
     for name, values in {"ours": [500, 450, 400], "theirs": [480, 460, 300]}.items():

@@ -29,8 +29,8 @@ def write_run(run, values, metric="val/success_rate", config=None, log="finished
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(yaml.safe_dump(config or config_of()))
     (run / "run.log").write_text(log)
-    rows = [f"{step},{step},{value},0.5\n" for step, value in enumerate(values)]
-    (run / "metrics.csv").write_text("".join([f"step,clock/env_steps,{metric},train/loss\n", *rows]))
+    rows = [f"{step},{step},{value},0.5,1\n" for step, value in enumerate(values)]
+    (run / "metrics.csv").write_text("".join([f"step,clock/env_steps,{metric},train/loss,train/entropy\n", *rows]))
     return run
 
 
@@ -89,6 +89,7 @@ def test_the_best_loss_is_the_smallest_and_the_metric_is_one_that_all_runs_have(
         "| runs | seeds | last val/loss | best | minutes |",
         f"| {tmp_path.name} | 1 | 2.000 | 1.000 | 2.0 |",
     ]
+    assert table(ours, "--metric", "train/entropy")[0] == "| runs | seeds | last train/entropy | minutes |"
     theirs = write_run(tmp_path / "b", [3, 1, 2], "val/return", config_of("SFTModule"))
     assert "last train/loss" in table(ours, theirs)[0]
 
@@ -99,7 +100,7 @@ def test_the_best_loss_is_the_smallest_and_the_metric_is_one_that_all_runs_have(
         ((".",), "which holds no run directory, a folder with a config.yaml."),
         (
             ("a", "--metric", "val/x"),
-            "metric is 'val/x', which no run has logged; they have train/loss, val/success_rate",
+            "metric is 'val/x', which no run has logged; they have train/entropy, train/loss, val/success_rate",
         ),
         (
             ("a", "b"),

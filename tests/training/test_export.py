@@ -188,9 +188,9 @@ def test_a_demonstrated_policy_is_exported_as_well(folder, tmp_path):
 
 
 RECORDS = {
-    "config.yaml": "model: {class_path: GRPOModule}\ndata: {init_args: {env: {class_path: GymnasiumEnvs}}}\n"
-    "seed_everything: 3\n",
-    "command.txt": "lrl fit --config mine.yaml\n",
+    "config.yaml": "model: {class_path: GRPOModule, init_args: {init_from: /home/me/weights/first}}\n"
+    "data: {init_args: {env: {class_path: GymnasiumEnvs}}}\nseed_everything: 3\nrun_directory: RUN\n",
+    "command.txt": "/home/me/lrl/__main__.py fit --config=/home/me/mine.yaml --run_directory RUN/again\n",
     "metrics.csv": "val/return,clock/env_steps\n2.0,10\n5.0,20\n4.0,30\n",
 }
 
@@ -204,11 +204,16 @@ def test_a_model_card_is_written_from_the_records_of_a_run(tmp_path, base):
     write_card(model, run, base, is_adapter=True)
     assert (model / "README.md").read_text() == "a template of another library"  # there is no configuration
     for name, text in RECORDS.items():
-        (run / name).write_text(text)
+        (run / name).write_text(text.replace("RUN", str(run)))
     write_card(model, run, base, is_adapter=True)
     _, front, page = (model / "README.md").read_text().split("---\n", 2)
     hub = {"base_model": base} if base == "someone/model" else {}  # the hub does not have the other one
     tags = ["lrl", "reinforcement-learning", "GRPOModule"]
     assert yaml.safe_load(front) == {"library_name": "peft", **hub, "tags": tags}
-    expected = f"| base model | `{base}` |", "| seed | 3 |", "| command | `lrl fit --config mine.yaml` |"
+    expected = (
+        f"| base model | `{base}` |",
+        "| seed | 3 |",
+        "| command | `lrl fit --config=mine.yaml --run_directory again` |",
+    )
     assert all(row in page for row in (*expected, "| `val/return` | 4 | 5 |", "class_path: GymnasiumEnvs"))
+    assert "/home/me" not in page and str(tmp_path) not in page and "init_from: first" in page

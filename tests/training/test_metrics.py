@@ -1,5 +1,8 @@
 """Means and maxima of what a collection records, and what a run records."""
 
+import json
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +19,7 @@ from lrl.envs.factory import GymnasiumEnvs
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.metrics import MetricMeans, log_figure, log_row, log_transcripts
 from lrl.training.optimizer import OptimizerConfig
+from lrl.training.transcripts import Transcripts
 
 
 @pytest.fixture
@@ -186,9 +190,12 @@ def test_the_update_is_measured_in_passes_of_bounded_memory(tmp_path, monkeypatc
 
 def test_the_ratio_error_of_the_first_minibatch_and_the_maximum_are_logged_separately(tmp_path):
     module, data = network(tmp_path), rollout_data("network", num_epochs=2, num_minibatches=2)
-    trainer = make_trainer(tmp_path, max_epochs=2)
+    trainer = make_trainer(tmp_path, Transcripts(), max_epochs=2)
     trainer.fit(module, datamodule=data)
+    first = json.loads((tmp_path / "transcripts.jsonl").read_text().splitlines()[0])["turns"][0]
+    assert re.fullmatch(r"-?[\d.e-]+(, -?[\d.e-]+)*", first["observation"])  # the numbers that the network read
     for _, row in trainer.logger.rows:
+        assert row["train/lr"] > 0
         assert row["train/ratio_error"] < 1e-5 < 1e-3 < row["train/ratio_error_max"]
         assert row["train/update_kl"] > 0
 
@@ -231,8 +238,8 @@ def test_a_run_adapts_its_learning_rate_to_each_measured_update_and_keeps_it_whe
     rows, last = run("whole", 4)
     expected = 1e-2
     for row in rows:
-        expected = OptimizerConfig(lr=1e-2, update_kl=1e-3).adapted(expected, row["train/update_kl"])
         assert row["train/lr"] == pytest.approx(expected)
+        expected = OptimizerConfig(lr=1e-2, update_kl=1e-3).adapted(expected, row["train/update_kl"])
     assert last == pytest.approx(expected) and len({row["train/lr"] for row in rows}) > 1
     run("parts", 2)
     resumed, resumed_last = run("parts", 4, ckpt_path=tmp_path / "parts" / "end.ckpt")
