@@ -42,6 +42,7 @@ from lrl.prompts import PromptTemplate as PromptTemplate
 from lrl.rewards.expert_q import QGapReward as QGapReward
 from lrl.rewards.reward import Reward as Reward
 from lrl.training.checkpoint import CollectionCheckpoint as CollectionCheckpoint
+from lrl.training.diagnosis import Diagnosis as Diagnosis
 from lrl.training.gradient_module import GradientModule as GradientModule
 from lrl.training.optimizer import OptimizerConfig as OptimizerConfig
 from lrl.training.progress import ConsoleProgress as ConsoleProgress

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, cast, final
 
 import lightning as L
@@ -179,18 +180,14 @@ class GradientModule(PolicyModule, ABC):
         A rank without turns makes the same collective calls in the same order.
         """
         mask = batch.response_mask
-        sizes = () if self.loss_normalisation == "sum" else step_sizes(self, mask)
+        sizes: Sequence[Any] = () if self.loss_normalisation == "sum" else step_sizes(self, mask)
         if len(batch) == 0:
             loss = no_op_loss(self.policy, batch)
             self.record("train/loss", loss)  # 0; the losses of the other ranks are divided by a mean over all ranks
             self._check_target_kl(loss.new_zeros(0))
             return loss
 
-        def reduce(tokens: TokenLoss, mask: Tensor) -> Tensor:
-            return reduce_tokens(
-                tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens
-            )
-
+        reduce = partial(self.reduced, sizes=sizes)
         passes = self.passes(batch)
         if len(passes) == 1:
             tokens = self.loss(batch, self.policy.evaluate(batch, self.dropout_seed))
@@ -204,6 +201,18 @@ class GradientModule(PolicyModule, ABC):
         self.record_all(metrics)
         self._check_target_kl(metrics.get("train/approx_kl"))
         return loss
+
+    def reduced(self, tokens: TokenLoss, mask: Tensor, sizes: Sequence[Any] = ()) -> Tensor:
+        """Return the contribution of the losses of tokens to the loss of a minibatch, ``()``.
+
+        Args:
+            tokens: losses of some turns of the minibatch.
+            mask: the tokens that are trained, bool ``(turn, token)``.
+            sizes: numbers of turns and tokens of the optimiser step; empty for those of ``mask``, or for a plain sum.
+        """
+        if not sizes and self.loss_normalisation != "sum":
+            sizes = (len(mask), mask.sum())
+        return reduce_tokens(tokens.loss, mask, self.loss_normalisation, *sizes, max_tokens=self.max_response_tokens)
 
     def passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
         """Return the turns of each forward pass over a minibatch, int64 ``(turn,)``; the memory of a pass is bounded.

@@ -1,0 +1,205 @@
+"""Detectors that use only the metrics of a run, and the diagnosis of a run directory."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lrl.diagnosis.detectors import Finding, diagnose_samples
+from lrl.diagnosis.sample import read_samples
+
+Columns = Mapping[str, np.ndarray]
+"""The values of each metric of a run, float64 ``(row,)``, in the order of ``metrics.csv`` and without empty cells."""
+
+_WINDOW = 5
+"""Number of collections at the start or the end of a run that are averaged."""
+_HELD_OUT = ("val/exact_success", "val/success_rate", "val/return")
+"""Metrics of held-out episodes; the first that a run has logged is used."""
+
+
+def diagnose(run: Path) -> list[Finding]:
+    """Return what is wrong with a run, according to its samples and its metrics, the most certain first.
+
+    Args:
+        run: a run directory; the run may still be going on.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    findings = diagnose_samples(read_samples(run)) + diagnose_metrics(read_columns(run / "metrics.csv"))
+    return sorted(findings, key=lambda finding: -finding.confidence)
+
+
+def read_columns(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of a ``metrics.csv``; empty if there is no such file."""
+    if not path.exists():
+        return {}
+    values: dict[str, list[float]] = {}
+    with path.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            for name, text in row.items():
+                if text:
+                    values.setdefault(name, []).append(float(text))
+    return {name: np.array(column) for name, column in values.items()}
+
+
+def diagnose_metrics(columns: Columns) -> list[Finding]:
+    """Return the findings of all detectors that use metrics."""
+    return [finding for detector in METRIC_DETECTORS for finding in detector(columns)]
+
+
+def _first(column: np.ndarray) -> float:
+    return float(np.nanmean(column[:_WINDOW]))
+
+
+def _last(column: np.ndarray) -> float:
+    return float(np.nanmean(column[-_WINDOW:]))
+
+
+def _solved(columns: Columns) -> bool:
+    """Return whether training episodes succeed nearly always at the end."""
+    return "rollout/success_rate" in columns and _last(columns["rollout/success_rate"]) > 0.9
+
+
+def disagreement(columns: Columns) -> Iterator[Finding]:
+    """Sampling and training compute different log-probabilities, although no weight has changed in between."""
+    errors = columns.get("train/ratio_error", np.zeros(0))
+    wrong = np.flatnonzero(errors > 0.05)
+    if len(wrong) and "train/importance_ratio" not in columns:
+        yield Finding(
+            cause="sampling and training disagree",
+            evidence=f"before the first update on a collection, a probability ratio differs from 1 by "
+            f"{errors[wrong[0]]:.3g} (train/ratio_error, collection {wrong[0]})",
+            remedy="sampling and training must use the same weights, temperature and dtype",
+            confidence=0.9 if errors[wrong[0]] > 0.5 else 0.6,
+            collection=int(wrong[0]),
+            severity="error" if errors[wrong[0]] > 0.5 else "warning",
+        )
+
+
+def step_size(columns: Columns) -> Iterator[Finding]:
+    """The policy changes too much, or hardly at all, per collection."""
+    kl = columns.get("train/update_kl", np.zeros(0))
+    if len(kl) < 3:
+        return
+    early = float(np.median(kl[: 2 * _WINDOW]))
+    if early > 0.1:
+        yield Finding(
+            cause="learning rate too high",
+            evidence=f"an update changes the policy by {early:.3g} nats per token (train/update_kl, median of "
+            f"the first {min(len(kl), 2 * _WINDOW)} collections)",
+            remedy="a smaller optimizer.lr, fewer data.num_epochs, optimizer.update_kl or target_kl",
+            confidence=0.8,
+            collection=int(np.argmax(kl > 0.1)),
+            severity="warning",
+        )
+    elif len(kl) >= 2 * _WINDOW and float(np.median(kl)) < 1e-6 and not _solved(columns):
+        yield Finding(
+            cause="learning rate too low",
+            evidence=f"an update changes the policy by {float(np.median(kl)):.1g} nats per token (train/update_kl)",
+            remedy="a larger optimizer.lr or more data.num_minibatches",
+            confidence=0.7,
+            severity="warning",
+        )
+
+
+def critic(columns: Columns) -> Iterator[Finding]:
+    """The critic predicts worse than a constant, or nothing."""
+    explained = columns.get("train/explained_variance", np.zeros(0))
+    if len(explained) < 4 * _WINDOW or _solved(columns):
+        return
+    late = float(np.nanmedian(explained[len(explained) // 2 :]))
+    if late < -0.2:
+        yield Finding(
+            cause="critic is harmful",
+            evidence=f"the critic predicts worse than a constant: explained variance {late:.2f} (median of the second "
+            "half of the run)",
+            remedy="a smaller learning rate or clip of the value loss, larger collections, or critic_lambda: 1",
+            confidence=0.6,
+            severity="warning",
+        )
+    elif late < 0.02:
+        yield Finding(
+            cause="critic learns nothing",
+            evidence=f"the critic explains {late:.0%} of the variance of its targets (median of the second half)",
+            remedy="a larger vf_coef, larger collections, or critic_lambda: 1",
+            confidence=0.5,
+            severity="warning",
+        )
+
+
+def exploration(columns: Columns) -> Iterator[Finding]:
+    """The policy has become deterministic, or groups agree, before the task is solved."""
+    entropy = columns.get("train/entropy", np.zeros(0))
+    if len(entropy) >= 2 * _WINDOW and not _solved(columns) and _last(entropy) < 0.05 * _first(entropy):
+        yield Finding(
+            cause="entropy collapsed",
+            evidence=f"the entropy fell from {_first(entropy):.3g} to {_last(entropy):.2g} nats per token",
+            remedy="a larger ent_coef or kl.coef, or a smaller learning rate",
+            confidence=0.6,
+            collection=int(np.argmax(entropy < 0.05 * _first(entropy))),
+            severity="warning",
+        )
+    spread = columns.get("rollout/group_return_std", np.zeros(0))
+    if len(spread) >= 2 * _WINDOW and not _solved(columns) and _last(spread) < 1e-3:
+        yield Finding(
+            cause="groups are dead",
+            evidence="the episodes of each group have the same return, so that all advantages are 0 "
+            f"(rollout/group_return_std {_last(spread):.1g})",
+            remedy="a larger group_size, an entropy bonus, other start states, or a reward with more levels",
+            confidence=0.7,
+            collection=int(np.argmax(spread < 1e-3)),
+            severity="warning",
+        )
+
+
+def responses(columns: Columns) -> Iterator[Finding]:
+    """Responses have become invalid, or as long as they may be."""
+    problems = {
+        "rollout/invalid_action_rate": ("invalid actions increase", "a penalty for invalid actions, or a KL term"),
+        "rollout/token_limit_rate": ("responses grow to the token limit", "a larger max_new_tokens, or a KL term"),
+    }
+    for name, (cause, remedy) in problems.items():
+        rate = columns.get(name, np.zeros(0))
+        if len(rate) >= 2 * _WINDOW and _last(rate) > max(0.2, _first(rate) + 0.15):
+            yield Finding(
+                cause=cause,
+                evidence=f"{name} rose from {_first(rate):.2f} to {_last(rate):.2f}",
+                remedy=remedy,
+                confidence=0.6,
+                severity="warning",
+            )
+
+
+def collapse(columns: Columns) -> Iterator[Finding]:
+    """Held-out episodes have become much worse than before."""
+    name = next((name for name in _HELD_OUT if name in columns), None)
+    if name is None or len(columns[name]) < 4:
+        return
+    values = columns[name]
+    best, last = int(values.argmax()), float(values[-1])
+    gain = float(values[best] - values[0])
+    if math.isfinite(gain) and gain > 0 and last < values[best] - 0.5 * gain and best < len(values) - 1:
+        yield Finding(
+            cause="policy collapsed after its best",
+            evidence=f"{name} was {values[best]:.3g} at validation {best + 1} of {len(values)} and is {last:.3g} at "
+            "the end",
+            remedy="a decaying learning rate, optimizer.update_kl, or larger collections; see the page on lasting runs",
+            confidence=0.7,
+            severity="warning",
+        )
+
+
+METRIC_DETECTORS: Sequence[Callable[[Columns], Iterator[Finding]]] = (
+    disagreement,
+    step_size,
+    critic,
+    exploration,
+    responses,
+    collapse,
+)
+"""Detectors that use metrics."""

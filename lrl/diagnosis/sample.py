@@ -1,0 +1,107 @@
+"""A sample of the turns of one collection, with all numbers that training used for them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = "samples"
+"""Folder of the samples in a run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Holds some turns of one collection, all of one environment or group, in the order ``(time, env)``.
+
+    Arrays have the shape ``(turn,)`` or, for the tokens of responses, ``(turn, token)``. Positions after the end of a
+    response are padding.
+    """
+
+    collection: int
+    """Index of the collection in the run."""
+    settings: Mapping[str, Any]
+    """Settings on which the numbers depend, such as the class of the algorithm and its estimator of advantages."""
+    observations: Sequence[str]
+    """Observation of each turn; empty if it is not a text."""
+    responses: Sequence[str]
+    """Response of each turn, or its native action as a text."""
+    pieces: Sequence[Sequence[str]]
+    """Text of each token of the responses; empty for a policy that writes no text."""
+    arrays: Mapping[str, np.ndarray]
+    """Arrays by name:
+
+    - ``(turn,)``: ``env``, ``time`` and ``group``, int64; ``turn``, the index of the turn in its episode;
+      ``rewards`` and ``final_values``, float64; ``terminated``, ``truncated`` and ``cut``, bool;
+    - ``(turn, token)``: ``ids``, int64; ``mask``, bool, the tokens on which the policy is trained; ``logprobs``, those
+      that were recorded while sampling; ``advantages``; ``gradients``, the derivative of the loss with respect to the
+      log-probability of the token;
+    - only if they exist: ``values`` and ``returns``, the predictions and targets of the critic; ``ref_logprobs``;
+    - only for text, and NaN for turns for which they are not recorded: ``evaluated``, the log-probabilities that
+      training computes before the first optimiser step; ``plain_logprobs``, computed by a separate forward pass for
+      each turn; ``plain_entropy`` and ``plain_variance``, the entropy, and the variance of the log-probability of a
+      token drawn from the same distribution.
+    """
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array by name."""
+        return self.arrays[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.arrays
+
+    def __len__(self) -> int:
+        return len(self.arrays["env"])
+
+    def envs(self) -> list[np.ndarray]:
+        """Return the indices of the turns of each environment, in the order of time."""
+        return [np.flatnonzero(self["env"] == env) for env in np.unique(self["env"])]
+
+    def place(self, turn: int, token: int | None = None) -> str:
+        """Return a description of a turn, or of one of its tokens, for a message."""
+        where = f"collection {self.collection}, environment {self['env'][turn]}, turn {self['turn'][turn]}"
+        if token is None:
+            return where
+        pieces = self.pieces[turn] if len(self.pieces) else []
+        return f"{where}, token {token}" + (f" ({pieces[token]!r})" if token < len(pieces) else "")
+
+
+def write_sample(sample: Sample, run: Path) -> Path:
+    """Write a sample into a run directory, and return the path of its file."""
+    path = run / FOLDER / f"{sample.collection:06d}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "collection": sample.collection,
+        "settings": dict(sample.settings),
+        "observations": list(sample.observations),
+        "responses": list(sample.responses),
+        "pieces": [list(one) for one in sample.pieces],
+    }
+    with path.with_suffix(".tmp").open("wb") as file:
+        arrays: Any = {"texts": np.array(json.dumps(texts)), **sample.arrays}
+        np.savez_compressed(file, **arrays)
+    path.with_suffix(".tmp").replace(path)
+    return path
+
+
+def read_samples(run: Path) -> list[Sample]:
+    """Return the samples of a run, in the order of their collections.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    samples = []
+    for path in sorted((run / FOLDER).glob("*.npz")):
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            texts = json.loads(str(arrays.pop("texts")))
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise ValueError(f"run is {str(run)!r}, whose file {path.name} cannot be read: {error}.") from error
+        samples.append(Sample(arrays=arrays, **texts))
+    return samples

@@ -1,0 +1,174 @@
+"""Findings of the diagnosis in healthy runs, and in runs whose code has a mistake."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import grpo, make_trainer, network, ppo, rollout_data, save_tiny_model
+
+import lrl.algorithms.grpo
+import lrl.algorithms.ppo
+import lrl.functional.advantages
+import lrl.training.gradient_module
+from lrl.diagnosis.metrics import diagnose, diagnose_metrics
+from lrl.lm.decoding import DecodeLoop
+from lrl.lm.model import LanguageModel
+from lrl.policies.text import TextPolicy
+from lrl.training.diagnosis import Diagnosis
+from lrl.training.gradient_module import GradientModule
+
+RUNS = {
+    "prompts": lambda folder: grpo(folder, kl={"coef": 0.1}, ent_coef=0.0),
+    "episodes": lambda folder: grpo(folder, kl={"coef": 0.0}),
+    "continuing": lambda folder: ppo(folder, kl={"coef": 0.0, "target": None}, credit={"kind": "turn"}),
+    "network": network,
+}
+
+
+def causes(root, folder, kind, collections):
+    """Train on a tiny task, and return the causes that are found, the most certain first."""
+    trainer = make_trainer(root, Diagnosis(), max_epochs=collections)
+    trainer.fit(RUNS[kind](folder), rollout_data(kind))
+    return [finding.cause for finding in diagnose(root)]
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory):
+    return save_tiny_model(tmp_path_factory.mktemp("diagnosis") / "model")
+
+
+@pytest.mark.parametrize("kind", list(RUNS))
+def test_a_healthy_run_has_no_findings(kind, tiny_folder, tmp_path):
+    assert causes(tmp_path, tiny_folder, kind, collections=3) == []
+
+
+def changed(batch, change):
+    """Return a batch with another mask of trained tokens."""
+    return batch.replace(response_mask=change(batch.response_mask))
+
+
+def without_last(mask):
+    """Return a mask without the last token of each turn."""
+    return mask & torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
+
+
+def of_mask(change):
+    return [(GradientModule, "prepare", lambda old: lambda self, rollout: changed(old(self, rollout), change))]
+
+
+def of_returns(change):
+    return [(lrl.functional.advantages, "lambda_returns", lambda old: lambda *args, **kw: old(*change(*args), **kw))]
+
+
+def of_groups(change):
+    return [(lrl.algorithms.grpo, "group_advantages", lambda old: lambda returns, *rest: old(*change(returns, *rest)))]
+
+
+def negated_surrogate(old):
+    return lambda ratio, advantages, *clip: old(ratio, -advantages, *clip)
+
+
+def at_temperature(factor):
+    """Sample at another temperature than the one at which log-probabilities are recorded."""
+
+    def change(old):
+        def generate(self, prompts, bits, sampling):
+            return old(self, prompts, bits, replace(sampling, temperature=sampling.temperature * factor))
+
+        return generate
+
+    return [(DecodeLoop, "generate", change)]
+
+
+def training_at_temperature(factor):
+    def change(old):
+        return lambda self, layout, temperature, model=None: old(self, layout, temperature * factor, model)
+
+    return [(LanguageModel, "distribution", change)]
+
+
+SIGN = [(module, "clipped_surrogate", negated_surrogate) for module in (lrl.algorithms.grpo, lrl.algorithms.ppo)]
+MISTAKES = {
+    "end token not trained": ("prompts", of_mask(without_last)),
+    "padding trained": ("continuing", of_mask(torch.ones_like)),
+    "shifted mask": ("prompts", of_mask(lambda mask: torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], 1))),
+    "loss has the wrong sign": ("network", SIGN),
+    "reward has the wrong sign": ("network", of_returns(lambda rewards, *rest: (-rewards, *rest))),
+    "advantages leak between groups": (
+        "episodes",
+        of_groups(lambda returns, group, *rest: (returns, torch.zeros_like(group), *rest)),
+    ),
+    "truncation treated as termination": (
+        "network",
+        of_returns(lambda rewards, values, final, *rest: (rewards, values, torch.zeros_like(final), *rest)),
+    ),
+    "advantages leak across episodes": (
+        "network",
+        of_returns(
+            lambda rewards, values, final, terminated, cut: (
+                rewards,
+                values,
+                final,
+                torch.zeros_like(terminated),
+                cut & (torch.arange(len(cut)) == len(cut) - 1)[:, None],
+            )
+        ),
+    ),
+    "sampling uses wrong log-probabilities": ("prompts", at_temperature(0.5)),
+    "training uses wrong log-probabilities": ("prompts", training_at_temperature(2.0)),
+    "wrong reference policy": (
+        "prompts",
+        [(TextPolicy, "reference_logprobs", lambda old: lambda self, batch: old(self, batch) * 0.5)],
+    ),
+    "tokens have wrong weights in the loss": (
+        "prompts",
+        [
+            (
+                lrl.training.gradient_module,
+                "reduce_tokens",
+                lambda old: lambda values, mask, *rest, **kw: old(values, torch.ones_like(mask), *rest, **kw),
+            )
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("cause", list(MISTAKES))
+def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path, monkeypatch):
+    kind, changes = MISTAKES[cause]
+    for place, name, change in changes:
+        monkeypatch.setattr(place, name, change(getattr(place, name)))
+    assert causes(tmp_path, tiny_folder, kind, collections=3 if kind == "network" else 1)[0] == cause
+
+
+@pytest.mark.parametrize(
+    ("columns", "cause"),
+    [
+        ({"train/ratio_error": [0.0, 0.9]}, "sampling and training disagree"),
+        ({"train/update_kl": [0.5] * 3}, "learning rate too high"),
+        ({"train/update_kl": [1e-9] * 10}, "learning rate too low"),
+        ({"train/explained_variance": [-1.0] * 20}, "critic is harmful"),
+        ({"train/explained_variance": [0.0] * 20}, "critic learns nothing"),
+        ({"train/entropy": [1.0] * 5 + [0.01] * 5}, "entropy collapsed"),
+        ({"rollout/group_return_std": [0.0] * 10, "rollout/success_rate": [0.5] * 10}, "groups are dead"),
+        ({"rollout/invalid_action_rate": [0.0] * 5 + [0.5] * 5}, "invalid actions increase"),
+        ({"rollout/token_limit_rate": [0.0] * 5 + [0.5] * 5}, "responses grow to the token limit"),
+        ({"val/return": [10.0, 200.0, 500.0, 9.0]}, "policy collapsed after its best"),
+    ],
+)
+def test_metrics_show_a_problem(columns, cause):
+    found = diagnose_metrics({name: np.array(values) for name, values in columns.items()})
+    assert [finding.cause for finding in found] == [cause]
+
+
+def test_a_solved_task_may_have_dead_groups():
+    columns = {"rollout/group_return_std": np.zeros(10), "rollout/success_rate": np.ones(10)}
+    assert diagnose_metrics(columns) == []
+
+
+def test_a_broken_sample_is_named(tmp_path):
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples" / "000000.npz").write_bytes(b"not a zip file")
+    with pytest.raises(ValueError, match=r"000000\.npz cannot be read"):
+        diagnose(tmp_path)
