@@ -66,7 +66,7 @@ def _solved(columns: Columns) -> bool:
 
 
 def disagreement(columns: Columns) -> Iterator[Finding]:
-    """Sampling and training compute different log-probabilities, although no weight has changed in between."""
+    """Detect sampling and training that compute different log-probabilities with the same weights."""
     errors = columns.get("train/ratio_error", np.zeros(0))
     wrong = np.flatnonzero(errors > 0.05)
     if len(wrong) and "train/importance_ratio" not in columns:
@@ -82,7 +82,7 @@ def disagreement(columns: Columns) -> Iterator[Finding]:
 
 
 def step_size(columns: Columns) -> Iterator[Finding]:
-    """The policy changes too much, or hardly at all, per collection."""
+    """Detect updates that change the policy too much, or hardly at all."""
     kl = columns.get("train/update_kl", np.zeros(0))
     if len(kl) < 3:
         return
@@ -108,7 +108,7 @@ def step_size(columns: Columns) -> Iterator[Finding]:
 
 
 def critic(columns: Columns) -> Iterator[Finding]:
-    """The critic predicts worse than a constant, or nothing."""
+    """Detect a critic that predicts worse than a constant, or nothing."""
     explained = columns.get("train/explained_variance", np.zeros(0))
     if len(explained) < 4 * _WINDOW or _solved(columns):
         return
@@ -133,7 +133,7 @@ def critic(columns: Columns) -> Iterator[Finding]:
 
 
 def exploration(columns: Columns) -> Iterator[Finding]:
-    """The policy has become deterministic, or groups agree, before the task is solved."""
+    """Detect a policy that is deterministic, or groups that agree, before the task is solved."""
     entropy = columns.get("train/entropy", np.zeros(0))
     if len(entropy) >= 2 * _WINDOW and not _solved(columns) and _last(entropy) < 0.05 * _first(entropy):
         yield Finding(
@@ -158,7 +158,7 @@ def exploration(columns: Columns) -> Iterator[Finding]:
 
 
 def responses(columns: Columns) -> Iterator[Finding]:
-    """Responses have become invalid, or as long as they may be."""
+    """Detect responses that have become invalid, or as long as they may be."""
     problems = {
         "rollout/invalid_action_rate": ("invalid actions increase", "a penalty for invalid actions, or a KL term"),
         "rollout/token_limit_rate": ("responses grow to the token limit", "a larger max_new_tokens, or a KL term"),
@@ -176,7 +176,7 @@ def responses(columns: Columns) -> Iterator[Finding]:
 
 
 def collapse(columns: Columns) -> Iterator[Finding]:
-    """Held-out episodes have become much worse than before."""
+    """Detect held-out episodes that are much worse than before."""
     name = next((name for name in _HELD_OUT if name in columns), None)
     if name is None or len(columns[name]) < 4:
         return

@@ -45,7 +45,7 @@ class Sample:
     - only for text, and NaN for turns for which they are not recorded: ``evaluated``, the log-probabilities that
       training computes before the first optimiser step; ``plain_logprobs``, computed by a separate forward pass for
       each turn; ``plain_entropy`` and ``plain_variance``, the entropy, and the variance of the log-probability of a
-      token drawn from the same distribution.
+      token of the same distribution.
     """
 
     def __getitem__(self, name: str) -> np.ndarray:
