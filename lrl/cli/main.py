@@ -303,9 +303,9 @@ class LRLCLI(LightningCLI):
             check_ours(Path(config.ckpt_path))
             run = run_of(config.ckpt_path)
             origin = run if configs and Path(configs[0]).resolve() == run / "config.yaml" else None
-        if config.trainer.strategy == "fsdp":
+        is_fsdp = config.trainer.strategy == "fsdp"
+        if is_fsdp:
             config.trainer.strategy = fsdp2()
-            logging.getLogger("lrl").info("trainer.strategy fsdp: the weights are sharded by FSDP2")
         check_settings(config.trainer, self.subcommand)
         if isinstance(config.trainer.logger, Namespace):
             config.trainer.logger = [config.trainer.logger]
@@ -323,6 +323,8 @@ class LRLCLI(LightningCLI):
         self.run_directory = RunDirectory.create(
             config.run_directory, experiment_name(configs), config.seed_everything, resumed, beside
         )
+        if is_fsdp:  # the log begins with the run directory
+            logging.getLogger("lrl").info("trainer.strategy fsdp: the weights are sharded by FSDP2")
         restarted = self.run_directory.restart_from() if trains else None
         if restarted is not None:
             logging.getLogger("lrl").info("the job was restarted: resuming %s", os.path.relpath(restarted))

@@ -23,6 +23,7 @@ COMMANDS = {
     "watch": "follow one episode turn by turn in the terminal, or play it yourself",
     "serve_env": "serve an environment by OpenEnv's protocol, or write a folder that OpenEnv can deploy",
     "merge": "merge an adapter into its base model, and write a plain Hugging Face folder",
+    "consolidate": "write a sharded checkpoint (FSDP2) as one file",
     "collect": "record episodes as a Minari data set, or export a data set as JSON lines",
     "plot": "draw a logged metric of runs, with a 95% interval over seeds",
     "table": "print a table of runs with one row per configuration",

@@ -84,9 +84,7 @@ class RunDirectory:
         if beside is not None:
             default = (beside.parent, f"{beside.name}-", "")
         path = Path(os.environ.get(_VARIABLE) or wanted or _default(*default)).resolve()
-        first = (
-            _VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", 0))) == 0
-        )
+        first = _is_first()
         others = [found for found in path.iterdir() if found.name != "run.log"] if path.is_dir() else []
         continues = _restarts() > 0 or (resumed is not None and _contains(path, Path(resumed).resolve()))
         if first and not continues and (others or path.is_file()):  # another rank may have begun the log
@@ -298,6 +296,16 @@ def commit() -> str:
 def _contains(run: Path, checkpoint: Path) -> bool:
     """Return whether a checkpoint is in a run directory; folders above the run directory are none."""
     return checkpoint.is_relative_to(run) and any((run / name).is_file() for name in ("config.yaml", "command.txt"))
+
+
+def _is_first() -> bool:
+    """Return whether this process writes the records of the launch: the first of its ranks, on the first node."""
+    if _VARIABLE in os.environ:  # another process started this one
+        return False
+    if "RANK" in os.environ:  # of torchrun; srun may have started torchrun
+        return int(os.environ["RANK"]) == 0
+    names = ("LOCAL_RANK", "NODE_RANK") if "LOCAL_RANK" in os.environ else ("SLURM_PROCID", "NODE_RANK")
+    return all(int(os.environ.get(name, 0)) == 0 for name in names)
 
 
 def _restarts() -> int:

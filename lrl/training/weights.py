@@ -171,10 +171,15 @@ def shard_weights(policy: Policy, mesh: Mapping[str, Any]) -> None:
         )
     if policy.trunk is not None:
         language_model = policy.trunk.language_model
-        if language_model.has_critic_adapter or language_model.config.quantization is not None:
+        if language_model.has_critic_adapter:
             raise ValueError(
-                "value_head.adapter is true or language_model.quantization is set, which FSDP2 cannot shard; they must "
-                "be false and null, or trainer.strategy must be ddp."
+                "value_head.adapter is true, which makes two forward passes before each backward pass; FSDP2 frees the "
+                "weights between them, so it must be false, or trainer.strategy must be ddp."
+            )
+        if language_model.config.quantization is not None:
+            raise ValueError(
+                f"language_model.quantization is {language_model.config.quantization}, whose packed weights FSDP2 "
+                "cannot divide among ranks; it must be null, or trainer.strategy must be ddp."
             )
         if language_model.lower is not None:  # otherwise ranks gather the lower layers' weights at different times
             logging.getLogger("lrl").warning(

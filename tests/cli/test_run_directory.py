@@ -302,7 +302,9 @@ def test_a_signal_ends_a_run_with_the_command_that_resumes_it(launch, tmp_path, 
 def create(tmp_path, monkeypatch):
     """Create the default run directory of a launch in a Slurm job; return its name."""
     monkeypatch.chdir(tmp_path)
-    for name in ("SLURM_RESTART_COUNT", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "TORCHELASTIC_RUN_ID"):
+    for name in ("RESTART_COUNT", "STEP_ID", "STEP_NUM_TASKS", "NTASKS", "PROCID"):
+        monkeypatch.delenv(f"SLURM_{name}", raising=False)
+    for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
 
@@ -327,6 +329,8 @@ def test_ranks_that_are_started_together_find_the_same_directory(create):
     ranks = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     assert create(**ranks, SLURM_PROCID="0") == create(SLURM_PROCID="1") == "job7.0-seed0"
     assert create(SLURM_STEP_ID="1", SLURM_PROCID="0") == create(SLURM_PROCID="1") == "job7.1-seed0"
+    torchrun = {"TORCHELASTIC_RUN_ID": "a", "SLURM_PROCID": "0", "LOCAL_RANK": "0"}  # on two nodes
+    assert create(**torchrun, RANK="0") == create(RANK="1") == "job7.1.a-seed0"
 
 
 def test_a_restart_continues_from_the_newest_readable_checkpoint(tmp_path, monkeypatch):

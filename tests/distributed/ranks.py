@@ -1,18 +1,30 @@
-"""Program of one of two ranks. All cases run in one pair of processes, one after the other."""
+"""Program of one of two ranks. All cases run in one pair of processes, one after the other.
 
+`python tests/distributed/ranks.py --json assets/results/ranks.json` compares all cases of ``equality.py`` instead.
+"""
+
+import argparse
 import datetime
+import json
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
+import socket
+import sys
+import tempfile
 import time
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 
+import equality
 import lightning as L
 import torch
 import torch.distributed as dist
+from equality import whole_weights
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from tiny_runs import (
     FEW_ITERATIONS,
@@ -221,12 +233,6 @@ def served(folder, root):
     return outcome(trainer) | {"loads": len(server.loads), "violations": server.violations}
 
 
-def whole_weights(module):
-    """Return a copy of the trained weights; all ranks must call it."""
-    weights = module.state_dict().items()
-    return {name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach().clone() for name, w in weights}
-
-
 def outcome(trainer):
     """Results of a run on this rank: whole weights, rows, and the last responses."""
     local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in trainer.model.parameters()]
@@ -281,6 +287,8 @@ def cases(folder, root):
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
     yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2", max_epochs=1))
     yield "ddp_served", lambda at: served(folder, at)
+    for name, run in equal_cases(f"{folder}-double", Path(root), equality.SAMPLE):
+        yield name, run
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 
@@ -293,6 +301,16 @@ def collectives():
 
 def work(rank, folder, root, port):
     """Run every case and write its results."""
+    work_on(cases, rank, folder, root, port)
+
+
+def compare(names, rank, folder, root, port):
+    """Run cases of ``equality.py`` and write their results."""
+    work_on(partial(equal_cases, names=names), rank, folder, root, port)
+
+
+def work_on(cases, rank, folder, root, port):
+    """Run cases and write their results."""
     torch.set_num_threads(1)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     os.environ |= {
@@ -316,3 +334,81 @@ def work(rank, folder, root, port):
         if "error" in results[name]:
             break
     torch.save(results, Path(root) / f"rank{rank}.pt")
+
+
+def start_pair(processes, program, folder, root):
+    """Run a program in two processes, the ranks 0 and 1, until both have ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = [processes.Process(target=program, args=(rank, folder, str(root), port)) for rank in range(WORLD_SIZE)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(2000)
+        worker.kill()
+
+
+def results_of(root):
+    """Return the results of each rank."""
+    last = [(root / f"rank{rank}.txt").read_text() for rank in range(WORLD_SIZE)]
+    assert all((root / f"rank{rank}.pt").exists() for rank in range(WORLD_SIZE)), f"the ranks hung in {last}"
+    found = [torch.load(root / f"rank{rank}.pt") for rank in range(WORLD_SIZE)]
+    errors = [outcome["error"] for rank in found for outcome in rank.values() if "error" in outcome]
+    assert not errors, errors[0]
+    return found
+
+
+def equal_cases(folder, root, names=tuple(equality.CASES)):
+    """Name and function of the runs of two ranks that must end with the weights of one process."""
+    for name in names:
+        for strategy in equality.CASES[name].strategies:
+            yield (
+                f"{name}, {strategy}",
+                lambda at, n=name, s=strategy: equality.run(n, folder, at, make_strategy(s)),
+            )
+
+
+def compared(name, strategy, alone, ranks):
+    """Return a row of the report: the largest difference between a weight of one process and of each rank."""
+    equality.check_shown(name, alone, ranks)
+    case = equality.CASES[name]
+    algorithm, _, about = name.partition(", ")
+    return {
+        "algorithm": algorithm,
+        "strategy": strategy,
+        "case": about,
+        "difference": max(equality.difference(alone["weights"], rank["weights"]) for rank in ranks),
+        "tolerance": case.tolerance,
+        "largest_change": equality.difference(alone["start"], alone["weights"]),
+    }
+
+
+def main():
+    """Compare all cases and write the report."""
+    from benchmarks.timing import provenance
+
+    parser = argparse.ArgumentParser(description=equality.__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="file of the report")
+    parser.add_argument("--cases", nargs="+", default=list(equality.CASES), help="names of cases; default: all")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    rows = []
+    with tempfile.TemporaryDirectory() as root:
+        folder = equality.save_model(f"{root}/double")
+        start_pair(multiprocessing.get_context("forkserver"), partial(compare, options.cases), folder, root)
+        ranks = results_of(Path(root))
+        for name in options.cases:
+            alone = equality.run(name, folder, Path(root) / "alone")
+            for strategy in equality.CASES[name].strategies:
+                both = [rank[f"{name}, {strategy}"] for rank in ranks]
+                rows.append(compared(name, strategy, alone, both))
+                print("{algorithm}, {strategy}, {case}: {difference:.1e}, at most {tolerance:.0e}".format(**rows[-1]))
+    report = provenance() | {"command": f"PYTHONPATH=tests:scripts {provenance()['command']}", "two_ranks": rows}
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    assert all(row["difference"] <= row["tolerance"] for row in rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,8 @@
 """Two ranks on one machine: DDP and FSDP2 train, save and resume, and make the same collective calls."""
 
 import json
-import socket
 
+import equality
 import lightning as L
 import pytest
 import ranks
@@ -26,15 +26,8 @@ def root(once, processes):
     def start(root):
         folder = save_tiny_model(root / "tiny")
         save_tiny_model(f"{folder}-tied", tie_word_embeddings=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        workers = [processes.Process(target=ranks.work, args=(rank, folder, str(root), port)) for rank in range(2)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(500)
-            worker.kill()
+        equality.save_model(f"{folder}-double")
+        ranks.start_pair(processes, ranks.work, folder, root)
 
     return once("ranks", start)
 
@@ -48,12 +41,7 @@ def folder(root):
 @pytest.fixture(scope="session")
 def results(root):
     """Results of each rank."""
-    last = [(root / f"rank{rank}.txt").read_text() for rank in range(2)]
-    assert all((root / f"rank{rank}.pt").exists() for rank in range(2)), f"the ranks hung in {last}"
-    found = [torch.load(root / f"rank{rank}.pt") for rank in range(2)]
-    errors = [outcome["error"] for rank in found for outcome in rank.values() if "error" in outcome]
-    assert not errors, errors[0]
-    return found
+    return ranks.results_of(root)
 
 
 @pytest.mark.slow
@@ -208,6 +196,15 @@ def test_two_ranks_with_half_the_groups_each_roll_out_and_learn_what_one_rank_do
     for (step, row), (other_step, other) in zip(alone.logger.rows, results[0]["ddp_float64"]["rows"], strict=True):
         assert step == other_step
         assert row["rollout/return"] == pytest.approx(other["rollout/return"], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", equality.SAMPLE)
+def test_two_ranks_end_with_the_weights_of_one_process(results, folder, tmp_path, case):
+    """See ``equality.py``; the other cases are in ``assets/results/ranks.json``."""
+    alone = equality.run(case, f"{folder}-double", tmp_path)
+    for strategy in equality.CASES[case].strategies:
+        row = ranks.compared(case, strategy, alone, [rank[f"{case}, {strategy}"] for rank in results])
+        assert row["difference"] <= row["tolerance"] < row["largest_change"] / 1e4
 
 
 def test_two_ranks_move_inside_the_trust_region_as_one_rank_does(results, folder, tmp_path):
