@@ -12,6 +12,7 @@ kinds are:
 - ``environments NAME [FIGURE]``, ``baselines`` and ``text_cost``: results of policies in several environments, and the
   cost of text in environments.
 - ``boards NAME``: exact success of a random and of an optimal policy on RAGEN's boards, and published figures.
+- ``ranks NAME``: largest differences between weights of two ranks and of one process.
 - ``rephrased NAME``: success rates of trained policies on rephrased prompts.
 - ``search NAME RULE``: results of ``lrl search_table --json`` by the rule ``best_iteration`` or ``fresh``.
 - ``search_budget NAME``: episodes and environment steps of these searches.
@@ -313,6 +314,24 @@ def rephrased_table(reports: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return markdown_table(["policy", "as trained", *phrasings], rows)
 
 
+def ranks_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table of the rows of ``tests/distributed/ranks.py``, with a column per strategy.
+
+    A row is a case of an algorithm: the largest absolute difference between a weight of two ranks and of one process,
+    the largest one that is allowed, and the largest change of a weight in the run.
+    """
+    cases: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault((row["algorithm"], row["case"]), {})[row["strategy"]] = row
+    cells = []
+    for (algorithm, case), by_strategy in cases.items():
+        found = [by_strategy.get(strategy) for strategy in ("ddp", "fsdp2")]
+        differences = ["not supported" if row is None else f"{row['difference']:.1e}" for row in found]
+        first = next(iter(by_strategy.values()))
+        cells.append([algorithm, case, *differences, f"{first['tolerance']:.0e}", f"{first['largest_change']:.1g}"])
+    return markdown_table(["algorithm", "case", "`ddp`", "`fsdp`", "allowed", "change in the run"], cells)
+
+
 def _search(words: Sequence[str], results: Results, page: Path) -> str:
     rule = words[1] if len(words) > 1 else ""
     if rule not in RULES:
@@ -406,6 +425,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "pilots": lambda words, results, _: pilots_table(_named(words[0], results)["pilots"]),
     "lasting": lambda words, results, _: lasting_table([_named(name, results) for name in words]),
     "screening": lambda words, results, _: screening_table(_named(words[0], results)["screening"]),
+    "ranks": lambda words, results, _: ranks_table(_named(words[0], results)["two_ranks"]),
     "rephrased": lambda words, results, _: rephrased_table(_named(words[0], results)["rephrased"]),
     "search": _search,
     "search_budget": lambda words, results, _: budget_table(_searched(words[0], results)),

@@ -16,6 +16,7 @@ clipping would hide a wrong divisor; two cases have AdamW and clipping.
 `python tests/distributed/ranks.py --json assets/results/ranks.json` compares all cases, the test suite some of them.
 """
 
+import shutil
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ import lightning as L
 import torch
 from tiny_runs import (
     FEW_ITERATIONS,
+    FLOAT64,
     demonstrations,
     from_settings,
     grpo,
@@ -41,6 +43,7 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.distributed import full_state_dict
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
+from lrl.training.checkpoint import CollectionCheckpoint, checkpoint_folder
 from lrl.types import TurnBatch
 
 WORLD_SIZE, COLLECTIONS = 2, 3
@@ -48,8 +51,7 @@ EXACT, ROUNDED = 1e-12, 1e-7
 """Largest differences between a weight of two ranks and of one process. The second is that of GRPO, whose returns are
 float32, and of AdamW, which magnifies gradients that are 0 except for rounding."""
 BOTH, DDP = ("ddp", "fsdp2"), ("ddp",)
-DOUBLE = {"dtype": "float64"}
-SGD = {"optimizer": {"factory": lambda weights: torch.optim.SGD(weights, lr=0.1)}}
+DOUBLE, SGD = FLOAT64["model"], {"optimizer": FLOAT64["optimizer"]}
 ADAM = {"optimizer": {"lr": 1e-2, "factory": None}}
 
 
@@ -83,6 +85,7 @@ EVERYTHING = {"num_minibatches": 2, "num_epochs": 2}
 LORA = {"model": {"lora": LoRAConfig(r=2, alpha=4)}}
 CASES = {
     "sft": Case("sft"),
+    "sft, a critic that is not trained": Case("sft_critic", strategies=("fsdp2",)),
     "ppo": Case("ppo"),
     "grpo": Case("grpo", shows="lengths"),
     "reinforce_pp": Case("reinforce_pp", shows="lengths"),
@@ -108,8 +111,10 @@ CASES = {
     "ppo, an empty minibatch on one rank": Case("ppo_episodes", data=FEW_TURNS, shows="empty"),
     "reinforce_pp, an empty minibatch on one rank": Case("reinforce_pp", data=FEW_TURNS, shows="empty"),
 }
-SAMPLE = ("sft", "ppo, target_kl", "reinforce_pp", "grpo, an empty minibatch on one rank")
+SAMPLE = ("sft", "ppo, target_kl", "reinforce_pp", "trpo", "grpo, an empty minibatch on one rank")
 """Cases that the test suite runs as well."""
+RESUMED = "ppo, AdamW and clipping"
+"""Case that is resumed on another number of devices."""
 
 
 def save_model(folder):
@@ -144,8 +149,9 @@ def module_of(algorithm, folder, changes):
         return network(folder, **changes)
     if algorithm == "grpo":
         return grpo(folder, "all", **merged({"model": DOUBLE}, changes))
-    if algorithm == "sft":
-        return from_settings(SFTModule, text_policy(folder, **DOUBLE), **changes)
+    if algorithm in ("sft", "sft_critic"):
+        head = ValueHeadConfig(hidden_sizes=(8,), init_seed=0) if algorithm == "sft_critic" else None
+        return from_settings(SFTModule, text_policy(folder, value_head=head, **DOUBLE), **changes)
     if algorithm == "reinforce_pp":
         return from_settings(REINFORCEPlusPlusModule, text_policy(folder, "all", **DOUBLE), kl_coef=0.1, **changes)
     if algorithm == "head":
@@ -196,7 +202,7 @@ def data_of(algorithm, changes):
     from lrl.codecs.numbers import NumberFormat
     from lrl.envs.factory import GymnasiumEnvs
 
-    if algorithm == "sft":
+    if algorithm in ("sft", "sft_critic"):
         return demonstrations()
     kind = "continuing" if algorithm in ("ppo", "ppo_at_random", "ppo_adapter", "trpo") else "episodes"
     changes = ONE_UPDATE | changes
@@ -235,9 +241,32 @@ def in_float64():
         torch.set_default_dtype(before)
 
 
+class KeepFirst(L.Callback):
+    """Copies the checkpoint of the first collection, as a run that is killed in the second leaves it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            pl_module.early_weights = whole_weights(pl_module)
+        if trainer.current_epoch == 1 and trainer.is_global_zero:
+            last = checkpoint_folder(trainer) / "last.ckpt"
+            (shutil.copytree if last.is_dir() else shutil.copyfile)(last, self.path)
+
+
 @in_float64()
-def run(name, folder, root, strategy=None):
-    """Train a case, in this process alone or, with a strategy, as one of two ranks; return what the ranks compare."""
+def run(name, folder, root, strategy=None, keep=None, ckpt_path=None):
+    """Train a case, in this process alone or, with a strategy, as one of two ranks; return what the ranks compare.
+
+    Args:
+        name: name of the case.
+        folder: folder of the model.
+        root: run directory.
+        strategy: strategy of two ranks.
+        keep: where to copy the checkpoint of the first collection.
+        ckpt_path: checkpoint of a collection, after which the run continues.
+    """
     case, facts = CASES[name], Facts()
     torch.manual_seed(5)  # as seed_everything does, on every rank
     module, data = module_of(case.algorithm, folder, case.module), data_of(case.algorithm, case.data)
@@ -246,16 +275,19 @@ def run(name, folder, root, strategy=None):
     trainer = make_trainer(
         root,
         facts,
+        *([] if keep is None else [CollectionCheckpoint(1), KeepFirst(keep)]),
         max_epochs=COLLECTIONS,
-        enable_checkpointing=False,
+        enable_checkpointing=keep is not None,
         gradient_clip_val=case.clip,
         **{} if strategy is None else {"strategy": strategy, "devices": WORLD_SIZE},
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(module, datamodule=data)
+        trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    rollout = getattr(data, "rollout", None)
     facts = {name: getattr(facts, name) for name in ("start", "turns", "skipped", "adapted")}
-    return {"weights": whole_weights(trainer.lightning_module), "rows": trainer.logger.rows, **facts}
+    facts |= {"responses": rollout and rollout.responses, "rows": trainer.logger.rows}
+    return {"weights": whole_weights(trainer.lightning_module), **facts}
 
 
 def whole_weights(module):
@@ -267,8 +299,8 @@ def check_shown(name, alone, ranks):
     """Check that what a case is about has happened in its run.
 
     ``skips``: some minibatches, not all, were skipped after ``target_kl``. ``adapts``: a coefficient or learning rate
-    changed. ``empty``: a minibatch was empty on one rank only. ``lengths``: the ranks played different numbers of turns.
-    ``statistics``: running statistics were learned.
+    changed. ``empty``: a minibatch was empty on one rank only. ``lengths``: the ranks played different numbers of
+    turns. ``statistics``: running statistics were learned.
     """
     sizes = [tuple(sizes) for sizes in zip(*(rank["turns"] for rank in ranks), strict=True)]
     statistics = [float(weight.sum()) for weight_name, weight in alone["weights"].items() if "counting" in weight_name]
@@ -282,9 +314,18 @@ def check_shown(name, alone, ranks):
     }
     assert shown[CASES[name].shows], f"{name}: the run does not show what it is meant to show"
     assert [sum(pair) for pair in sizes] == alone["turns"], f"{name}: the ranks trained on other turns"
+    if alone["responses"]:
+        assert alone["responses"] == side_by_side([rank["responses"] for rank in ranks]), f"{name}: other responses"
     for rank in ranks:
         assert rank["weights"].keys() == alone["weights"].keys()
         assert rank["skipped"] == alone["skipped"] and len(rank["rows"]) == len(alone["rows"])
+
+
+def side_by_side(parts):
+    """Return responses per time and environment, given those of each rank, which may have played longer."""
+    times = max(map(len, parts))
+    padded = [part + [[""] * len(part[0])] * (times - len(part)) for part in parts]
+    return [[*first, *second] for first, second in zip(*padded, strict=True)]
 
 
 def difference(first, second):

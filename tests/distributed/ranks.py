@@ -9,10 +9,8 @@ import json
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
-import sys
 import tempfile
 import time
 import traceback
@@ -24,30 +22,19 @@ import equality
 import lightning as L
 import torch
 import torch.distributed as dist
-from equality import whole_weights
+from equality import KeepFirst, whole_weights
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
-from tiny_runs import (
-    FEW_ITERATIONS,
-    FLOAT64,
-    demonstrations,
-    grpo,
-    make_trainer,
-    merged,
-    ppo,
-    rollout_data,
-    sft,
-    text_policy,
-    trpo,
-)
+from tiny_runs import demonstrations, grpo, make_trainer, merged, ppo, rollout_data, sft, text_policy, trpo
 from vllm_server import VLLMStandIn
 
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.chat.generator import ServedGenerator
+from lrl.cli.consolidate import main as consolidate
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
-from lrl.training.checkpoint import CollectionCheckpoint, checkpoint_folder
+from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.export import ExportModel
 from lrl.training.optimizer import OptimizerConfig
 
@@ -140,20 +127,6 @@ def resume_inside(folder, root, strategy):
     """A checkpoint from between the parts of the second collection, of which each rank has its own."""
     whole = fit(folder, root, strategy, SaveInside(root / "inside.ckpt"))
     return whole, fit(folder, root, strategy, ckpt_path=root / "inside.ckpt")
-
-
-class KeepFirst(L.Callback):
-    """Copies the checkpoint of the first collection, as a run that is killed in the second leaves it."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        if trainer.current_epoch == 1:
-            pl_module.early_weights = whole_weights(pl_module)
-        if trainer.current_epoch == 1 and trainer.is_global_zero:
-            last = checkpoint_folder(trainer) / "last.ckpt"
-            (shutil.copytree if last.is_dir() else shutil.copyfile)(last, self.path)
 
 
 class SaveInside(L.Callback):
@@ -276,9 +249,6 @@ def cases(folder, root):
         yield f"{strategy}_loss", lambda at, s=strategy: refused(lambda: fit(folder, at, s, SpoilLoss()))
     for strategy, moment in SIGNALS:
         yield f"{strategy}_{moment}", lambda at, s=strategy, m=moment: interrupted(folder, at, s, m)
-    whole = {"sizes": {"num_minibatches": 1}, "history": "all", **FLOAT64}
-    yield "ddp_float64", lambda at: outcome(fit(folder, at, "ddp", **whole))
-    yield "ddp_trpo_float64", lambda at: outcome(fit(folder, at, "ddp", algorithm="trpo", **FEW_ITERATIONS))
     critic = {"value_head": ValueHeadConfig(hidden_sizes=(8,), init_seed=0)}
     yield "ddp_sft_critic", lambda at: refused(lambda: fit(folder, at, "ddp", algorithm="sft", **critic))
     yield "fsdp2_trpo", lambda at: refused(lambda: fit(folder, at, "fsdp2", algorithm="trpo"))
@@ -287,8 +257,7 @@ def cases(folder, root):
     yield "ddp_warm", lambda at: outcome(fit(folder, at, "ddp", **warm))
     yield "fsdp2_tied", lambda at: outcome(fit(f"{folder}-tied", at, "fsdp2", max_epochs=1))
     yield "ddp_served", lambda at: served(folder, at)
-    for name, run in equal_cases(f"{folder}-double", Path(root), equality.SAMPLE):
-        yield name, run
+    yield from equal_cases(f"{folder}-double", root, equality.SAMPLE)
     yield "ddp_inside", lambda at: dict(zip(("whole", "resumed"), map(outcome, resume_inside(folder, at, "ddp"))))
 
 
@@ -359,19 +328,52 @@ def results_of(root):
     return found
 
 
-def equal_cases(folder, root, names=tuple(equality.CASES)):
+def equal_cases(folder, root, names):
     """Name and function of the runs of two ranks that must end with the weights of one process."""
     for name in names:
         for strategy in equality.CASES[name].strategies:
-            yield (
-                f"{name}, {strategy}",
-                lambda at, n=name, s=strategy: equality.run(n, folder, at, make_strategy(s)),
-            )
+            yield f"{name}, {strategy}", lambda at, n=name, s=strategy: equality.run(n, folder, at, make_strategy(s))
+    case, one = equality.RESUMED, root / "one.ckpt"
+    for strategy in equality.CASES[case].strategies:
+        kept = root / f"two_{strategy}.ckpt"
+        yield (
+            f"two_{strategy}",
+            lambda at, s=strategy, k=kept: equality.run(case, folder, at, make_strategy(s), keep=k),
+        )
+        yield (
+            f"one_to_two_{strategy}",
+            lambda at, s=strategy: equality.run(case, folder, at, make_strategy(s), ckpt_path=one),
+        )
+
+
+def save_first(folder, root):
+    """Save the checkpoint of one process that :func:`equal_cases` resumes; return the whole run."""
+    return equality.run(equality.RESUMED, folder, root / "one", keep=root / "one.ckpt")
+
+
+def resumed_rows(folder, root, whole, ranks):
+    """Return a row of the report for each change of the number of devices after the first collection."""
+    rows = []
+    for strategy in equality.CASES[equality.RESUMED].strategies:
+        path = root / f"two_{strategy}.ckpt"
+        if strategy == "fsdp2":
+            consolidate("lrl consolidate", ["--checkpoint", str(path), "--output", f"{path}.whole"])
+            path = path.with_name(f"{path.name}.whole")
+        alone = equality.run(equality.RESUMED, folder, root / "alone", ckpt_path=path)
+        to_two = [rank[f"one_to_two_{strategy}"] for rank in ranks]
+        for about, resumed in (("resumed by one process after two", [alone]), ("resumed by two after one", to_two)):
+            rows.append(row_of(equality.RESUMED, strategy, whole, resumed) | {"case": f"AdamW, {about}"})
+    return rows
 
 
 def compared(name, strategy, alone, ranks):
-    """Return a row of the report: the largest difference between a weight of one process and of each rank."""
+    """Check a case, and return its row of the report."""
     equality.check_shown(name, alone, ranks)
+    return row_of(name, strategy, alone, ranks)
+
+
+def row_of(name, strategy, alone, ranks):
+    """Return a row of the report: the largest difference between a weight of one process and of each rank."""
     case = equality.CASES[name]
     algorithm, _, about = name.partition(", ")
     return {
@@ -396,15 +398,17 @@ def main():
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     rows = []
     with tempfile.TemporaryDirectory() as root:
-        folder = equality.save_model(f"{root}/double")
+        folder, root = equality.save_model(f"{root}/double"), Path(root)
+        whole = save_first(folder, root)
         start_pair(multiprocessing.get_context("forkserver"), partial(compare, options.cases), folder, root)
-        ranks = results_of(Path(root))
+        ranks = results_of(root)
         for name in options.cases:
-            alone = equality.run(name, folder, Path(root) / "alone")
+            alone = equality.run(name, folder, root / "alone")
             for strategy in equality.CASES[name].strategies:
-                both = [rank[f"{name}, {strategy}"] for rank in ranks]
-                rows.append(compared(name, strategy, alone, both))
-                print("{algorithm}, {strategy}, {case}: {difference:.1e}, at most {tolerance:.0e}".format(**rows[-1]))
+                rows.append(compared(name, strategy, alone, [rank[f"{name}, {strategy}"] for rank in ranks]))
+        rows += resumed_rows(folder, root, whole, ranks)
+    for row in rows:
+        print("{algorithm}, {strategy}, {case}: {difference:.1e}, at most {tolerance:.0e}".format(**row))
     report = provenance() | {"command": f"PYTHONPATH=tests:scripts {provenance()['command']}", "two_ranks": rows}
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     assert all(row["difference"] <= row["tolerance"] for row in rows)

@@ -135,3 +135,13 @@ def test_pages_with_tables_are_found(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert documentation_pages(tmp_path) == [tmp_path / "README.md", tmp_path / "docs/b/c.md"]
+
+
+def test_strategies_are_columns_of_the_table_of_ranks():
+    row = {"algorithm": "trpo", "case": "", "difference": 2e-16, "tolerance": 1e-12, "largest_change": 0.1}
+    rows = [{**row, "strategy": "ddp"}, *({**row, "algorithm": "sft", "strategy": name} for name in ("ddp", "fsdp2"))]
+    filled = fill_tables(Path("docs/a.md"), page("ranks r"), {"r": {"two_ranks": rows}}).splitlines()
+    assert filled[4:6] == [
+        "| trpo |  | 2.0e-16 | not supported | 1e-12 | 0.1 |",
+        "| sft |  | 2.0e-16 | 2.0e-16 | 1e-12 | 0.1 |",
+    ]
