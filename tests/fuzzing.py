@@ -87,7 +87,7 @@ def stopping() -> Iterator[None]:
         mock.patch.object(socket.socket, "connect", _refused),
         mock.patch("uvicorn.run", reached),
         mock.patch("lrl.search.experiments.ProcessPoolExecutor", reached),
-        mock.patch("lrl.cli.sweep.ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs)),
+        mock.patch("lrl.cli.run_seeds.ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(jobs)),
         mock.patch("uvicorn.Server.run", reached),
     ]
     with contextlib.ExitStack() as stack:

@@ -167,7 +167,7 @@ def _mutated(config: dict[str, Any], kind: str, rng: random.Random) -> tuple[Any
         items = [(new if key == name else key, value) for key, value in owner.items()]
         owner.clear()
         owner.update(items)
-        return config, (new, name), _dotted(path), new
+        return config, (new.rstrip("+"), name.rstrip("+")), _dotted(path), new
     if kind == "removed key":
         del owner[name]
         return config, (str(name), *map(str, path[-3:])), _dotted(path), ""
@@ -186,12 +186,14 @@ def _mutated(config: dict[str, Any], kind: str, rng: random.Random) -> tuple[Any
         other = rng.choice([one for one in every if one[: len(path)] != path and path[: len(one)] != one] or [path])
         elsewhere = _at(config, other[:-1])
         owner[name], elsewhere[other[-1]] = elsewhere[other[-1]], owner[name]
-        names = {str(part) for one in (path, other) for part in one[-3:]} - {"init_args", "class_path"}
-        return config, (*sorted(names), "class_path"), _dotted(path), _dotted(other)
+        names = {str(part).rstrip("+") for one in (path, other) for part in one[-3:]} - {"init_args", "class_path"}
+        return config, (*sorted(names), "class_path", "contains itself"), _dotted(path), _dotted(other)
     new = rng.choice(VALUES[kind])
     owner[name] = new
-    names = [str(one) for one in path[-3:] if isinstance(one, str) and one not in ("init_args", "class_path")]
-    return config, (*names[-2:], repr(new)[:60], str(new)[:60]), _dotted(path), repr(new)[:60]
+    names = [
+        str(one).rstrip("+") for one in path[-3:] if isinstance(one, str) and one not in ("init_args", "class_path")
+    ]
+    return config, (*names[-2:], repr(new)[:50], str(new)[:50]), _dotted(path), repr(new)[:50]
 
 
 def _broken(text: str, rng: random.Random) -> tuple[str, str]:
@@ -257,7 +259,7 @@ def configuration_case(number: int, seed: int, configs: dict[str, dict[str, Any]
             kind,
             words,
             yaml.safe_dump(configs[base], sort_keys=False),
-            (path[:60], "config", "model is 3"),
+            (path[:50], "config", "model is 3"),
             "config",
             path,
         )
@@ -373,7 +375,7 @@ def command_case(number: int, seed: int) -> Case:
         place = rng.choice(valued)
         key = words[place - 1] if words[place - 1].startswith("-") else "positional"
         words[place] = value = rng.choice(TEXTS)
-        names = (value[:60], repr(value), key.lstrip("-"), key.rpartition(".")[2])
+        names = (value[:50], repr(value), key.lstrip("-"), key.rpartition(".")[2])
     elif kind == "moved words":
         rest = words[1:]
         rng.shuffle(rest)

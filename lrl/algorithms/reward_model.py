@@ -135,7 +135,9 @@ class RewardModelModule(RunModule):
         super().setup(stage)
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, TransitionsDataModule):
-            raise ValueError(f"data is a {type(data).__name__}; it must be a TransitionsDataModule.")
+            raise ValueError(
+                f"data is a {type(data).__name__}; it must be a TransitionsDataModule for RewardModelModule."
+            )
         self.run_data = data
 
     def configure_model(self) -> None:

@@ -141,7 +141,9 @@ class SFTModule(GradientModule):
             ValueError: If it is not a ``DemonstrationsDataModule``.
         """
         if not isinstance(self.run_data, DemonstrationsDataModule):
-            raise ValueError(f"data is a {type(self.run_data).__name__}; it must be a DemonstrationsDataModule.")
+            raise ValueError(
+                f"data is a {type(self.run_data).__name__}; it must be a DemonstrationsDataModule for SFTModule."
+            )
         return self.run_data
 
     def validation_step(self, seeds: Tensor) -> EpisodeResults | None:

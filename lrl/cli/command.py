@@ -170,7 +170,8 @@ def _wrong_value(report: str, kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"{given!r}; it must be one of {', '.join(map(str, get_args(kind)))}"
     plain = get_origin(kind) or next(base for base in (int, float, kind) if issubclass(kind, base))
-    if plain in (int, float) and re.fullmatch(r"[-+]?\d+" if plain is int else r"[-+]?([.\d]+(e[-+]?\d+)?|inf)", given):
+    number = r"[-+]?\d+" if plain is int else r"[-+]?([.\d]+(e[-+]?\d+)?|inf)"
+    if kind.__name__ in RANGES and re.fullmatch(number, given):
         return f"{given}; it must be {description(kind.__name__, given)}"
     return f"{given!r}; it must be {_KINDS.get(plain, str(kind))}"
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import logging
+import multiprocessing
 import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lrl.cli.command import command
@@ -42,14 +45,15 @@ def run_seeds(
         jobs: number of runs at a time; each is a process with one thread.
 
     Raises:
-        ValueError: If a key of the configuration does not exist, if the folder is in use, if a run directory contains a
+        ValueError: If a key or value is not valid, if the folder is in use, if a run directory contains a
             run of another command or one that can neither be resumed nor started again, or if a run fails; in the last
             case the other runs are finished first.
     """
-    from lrl.cli.keys import check_keys
     from lrl.evaluation.statistics import headline_seed
 
-    check_keys(run_of_seed(folder, config, options, headline_seed(0))[1])
+    first, args = run_of_seed(folder, config, options, headline_seed(0))
+    if not first.exists():
+        check_commands([args])
     runs = dict(run_of_seed(folder, config, options, headline_seed(index)) for index in range(count))
     check_errors(train_all(runs, folder, jobs, "run_seeds"), count)
 
@@ -67,6 +71,46 @@ def run_of_seed(folder: Path, config: Sequence[str], options: Sequence[str], see
     configs = [part for file in config for part in ("--config", file)]
     own = [option.replace("{seed}", str(seed)) for option in options]
     return run, ["fit", *configs, *own, "--seed_everything", str(seed), "--run_directory", str(run)]
+
+
+def check_commands(commands: Sequence[Sequence[str]]) -> None:
+    """Check the keys and values of commands without running them.
+
+    Args:
+        commands: arguments of ``lrl``.
+
+    Raises:
+        ValueError: If a key or value is not valid.
+    """
+    from lrl.cli.keys import check_keys
+
+    for args in commands:
+        check_keys(args)
+    # The parser imports torch, whose memory this process would keep while the runs train.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        error = pool.submit(first_error, commands).result()
+    if error:
+        raise ValueError(error)
+
+
+def first_error(commands: Sequence[Sequence[str]]) -> str:
+    """Return the first error in the values of commands, as a sentence; empty if there is none.
+
+    Args:
+        commands: arguments of ``lrl``, which are parsed and not run.
+    """
+    from lrl.cli.error_messages import sentence_of
+    from lrl.cli.main import LRLCLI
+    from lrl.cli.quiet import silence_libraries
+
+    silence_libraries()
+    for args in commands:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+                LRLCLI([*args, "--print_config"])
+        except Exception as error:
+            return sentence_of(error) or repr(error)
+    return ""
 
 
 def check_errors(errors: Sequence[str], count: int) -> None:

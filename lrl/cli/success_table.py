@@ -82,9 +82,12 @@ def labelled(texts: Sequence[str]) -> list[tuple[str, str]]:
     """Return label and path of each ``[label=]path``.
 
     Raises:
-        ValueError: If two paths have the same label.
+        ValueError: If a path is empty, or two paths have the same label.
     """
     pairs = [(text, text) if Path(text).exists() or "=" not in text else text.split("=", 1) for text in texts]
+    empty = next((text for text, (_, path) in zip(texts, pairs) if not path), None)
+    if empty is not None:
+        raise ValueError(f"--checkpoint is {empty!r}; it must be RUN or LABEL=RUN.")
     labels = [label for label, _ in pairs]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:

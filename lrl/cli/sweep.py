@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
-import multiprocessing
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import yaml
 
 from lrl.cli.command import command
-from lrl.cli.run_seeds import check_errors, remaining_runs, run_of_seed, train_all
+from lrl.cli.run_seeds import check_commands, check_errors, remaining_runs, run_of_seed, train_all
 from lrl.ranges import PositiveInt
 
 _OWN = ("config", "seed_everything", "run_directory", "ckpt_path", "resume")
@@ -148,41 +144,13 @@ def _check(config: Sequence[str], options: Sequence[str], settings: Mapping[str,
     Raises:
         ValueError: If a key or value is not valid.
     """
-    from lrl.cli.keys import check_keys
-
     first = {key: values[0] for key, values in settings.items()}
     tried = [first, *(first | {key: value} for key, values in settings.items() for value in values[1:])]
     commands = [
         run_of_seed(Path(), config, [*options, *(f"--{key}={value}" for key, value in one.items())], 0)[1]
         for one in tried
     ]
-    for args in commands:
-        check_keys(args)
-    # The parser imports torch, whose memory this process would keep while the runs train.
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        error = pool.submit(first_error, commands).result()
-    if error:
-        raise ValueError(error)
-
-
-def first_error(commands: Sequence[Sequence[str]]) -> str:
-    """Return the first error in the values of commands, as a sentence; empty if there is none.
-
-    Args:
-        commands: arguments of ``lrl``, which are parsed and not run.
-    """
-    from lrl.cli.error_messages import sentence_of
-    from lrl.cli.main import LRLCLI
-    from lrl.cli.quiet import silence_libraries
-
-    silence_libraries()
-    for args in commands:
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-                LRLCLI([*args, "--print_config"])
-        except Exception as error:
-            return sentence_of(error) or repr(error)
-    return ""
+    check_commands(commands)
 
 
 def _job_array(runs: Mapping[Path, Sequence[str]]) -> str:

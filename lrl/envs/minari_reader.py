@@ -137,7 +137,10 @@ class DatasetReader:
         stored = self.observation_space, self.action_space
         for name, own, expected in zip(("observation", "action"), stored, (observation_space, action_space)):
             if not spaces_match(own, expected):
-                raise ValueError(f"{key} is {self.dataset_id!r}, whose {name} space is {own}; it must be {expected}.")
+                raise ValueError(
+                    f"{key} is {self.dataset_id!r}, whose {name} space is {own}; it must be {expected}, that of the "
+                    "environment."
+                )
         native = to_minari_space(observation_space), to_minari_space(action_space)
         if native != stored:
             self._action_bounds = native[1]

@@ -268,7 +268,9 @@ class PromptedSearchModule(PolicyModule):
         """
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, SearchDataModule):
-            raise ValueError(f"data is a {type(data).__name__}; it must be a SearchDataModule.")
+            raise ValueError(
+                f"data is a {type(data).__name__}; it must be a SearchDataModule for {type(self).__name__}."
+            )
         if self.trainer.world_size > 1:
             raise ValueError(f"trainer.devices is {self.trainer.world_size}; it must be 1 for a search.")
         precision = str(self.trainer.precision)

@@ -90,6 +90,7 @@ def test_the_help_has_the_docstrings_types_and_defaults(capsys):
         ("a --width 0", "--width is 0; it must be at least 1."),
         ("a --width 9223372036854775808", f"--width is {2**63}; it must be less than {2**63}."),
         ("a --width x", "--width is 'x'; it must be an integer."),
+        ("a --bounds 1 inf", "--bounds is 'inf'; it must be a number."),
         ("a --rate x", "--rate is 'x'; it must be a number."),
         ("a --bounds 1 x", "--bounds is 'x'; it must be a number."),
         ("a --names [1]", "--names is '[1]'; it must be a JSON object."),

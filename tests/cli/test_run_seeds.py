@@ -16,7 +16,7 @@ from lrl.files import is_replaced
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch):
     """Configurations that do not exist are not checked."""
-    monkeypatch.setattr("lrl.cli.keys.check_keys", lambda _: None)
+    monkeypatch.setattr(seeds, "check_commands", lambda _: None)
 
 
 def test_a_misspelt_key_is_an_error_before_any_run_starts(tmp_path, monkeypatch):

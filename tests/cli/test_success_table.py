@@ -75,3 +75,8 @@ def test_a_path_may_hold_an_equals_sign(tmp_path: Path) -> None:
     (tmp_path / "lr=1").mkdir()
     path = str(tmp_path / "lr=1")
     assert labelled([path, f"after={path}"]) == [(path, path), ("after", path)]
+
+
+def test_an_empty_path_is_named_in_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"--checkpoint is 'a='; it must be RUN or LABEL=RUN\."):
+        labelled(["b=run", "a="])

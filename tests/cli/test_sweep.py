@@ -12,7 +12,8 @@ from commands import run_command, run_words
 
 import lrl.cli.run_seeds as seeds
 import lrl.cli.sweep as sweeps
-from lrl.cli.sweep import first_error, parsed_settings
+from lrl.cli.run_seeds import first_error
+from lrl.cli.sweep import parsed_settings
 from lrl.evaluation.statistics import headline_seed
 
 LR = "model.init_args.optimizer.lr"
