@@ -194,12 +194,12 @@ def campaign(log: Path, seed: int, counts: dict[str, int], part: int) -> bool:
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
         row = json.loads(line)
         (done.add if "verdict" in row else lambda key, row=row: begun.update({key: row}))((row["of"], row["number"]))
-    configs = configurations()
+    configs, version = configurations(), commit()
     left = [(of, number) for of, count in counts.items() for number in range(count) if (of, number) not in done]
     with log.open("a", encoding="utf-8") as file, stopping():
         for index, (of, number) in enumerate(left[:part]):
             case = configuration_case(number, seed, configs) if of == "configurations" else command_case(number, seed)
-            row = {"of": of} | asdict(case)
+            row = {"of": of, "commit": version} | asdict(case)
             if (of, number) in begun:  # this case ended the process
                 row |= {"verdict": "process ended", "sentence": "", "seconds": 0}
             else:
@@ -218,7 +218,8 @@ def campaign(log: Path, seed: int, counts: dict[str, int], part: int) -> bool:
 def summary(log: Path) -> dict[str, Any]:
     """Return the number of cases with each verdict, in all and by kind, and the cases that are faults."""
     rows = [row for row in map(json.loads, log.read_text(encoding="utf-8").splitlines()) if "verdict" in row]
-    report: dict[str, Any] = {"cpu_seconds": round(sum(row["seconds"] for row in rows))}
+    report: dict[str, Any] = {"cases_by_commit": Counter(row["commit"] for row in rows)}
+    report["cpu_seconds"] = round(sum(row["seconds"] for row in rows))
     for of in ("configurations", "commands"):
         own = [row for row in rows if row["of"] == of]
         kinds = {
@@ -259,7 +260,7 @@ def main() -> None:
     if options.json is not None:
         os.chdir(ROOT)
         command = shlex.join(["python", "tests/fuzzing.py", *sys.argv[1:]])
-        about = {"command": command, "commit": commit(), "machine": options.machine, "seed": options.seed}
+        about = {"command": command, "machine": options.machine, "seed": options.seed}
         options.json.write_text(json.dumps(about | summary(log), indent=2, ensure_ascii=False) + "\n")
 
 

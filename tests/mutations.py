@@ -175,7 +175,7 @@ def _mutated(config: dict[str, Any], kind: str, rng: random.Random) -> tuple[Any
         inner = [config, *(value for one in every if isinstance(value := _at(config, one), dict))]
         owner, word = rng.choice(inner), rng.choice(WORDS)
         owner[word] = rng.choice([1, "a", {"a": 1}])
-        return config, (word, f".{word.partition('.')[0]} ", repr(owner[word])), word, repr(owner[word])
+        return config, (word, f"{word.partition('.')[0]} is", repr(owner[word])), word, repr(owner[word])
     if kind == "class":
         path = rng.choice([one for one in every if one[-1] == "class_path"])
         old = _at(config, path)
@@ -300,7 +300,7 @@ lrl table run other --metric val/return
 lrl compare run --baseline run --metric val/return --bootstrap
 lrl run_seeds --config cartpole/ppo_mlp.yaml --count 2 --folder seeds --jobs 1 --trainer.max_epochs 3
 lrl sweep --config cartpole/ppo_mlp.yaml --set model.init_args.optimizer.lr=2e-4,1e-3 --seeds 2 --jobs 1 --folder sweep
-lrl sweep --config cartpole/ppo_mlp.yaml --set data.init_args.num_epochs=1,2 --slurm --metric val/return
+lrl sweep --config cartpole/ppo_mlp.yaml --set data.init_args.num_epochs=1,2 --slurm
 lrl zero_shot --model assets/tiny-lm --json shot.json --env_id CartPole-v1 --policies chooses --episodes 1 --num_envs 1
 lrl success_table --policy random --env_id CartPole-v1 FrozenLake-v1 --episodes 2 --figure success --json table.json
 lrl success_table --checkpoint a=run b=other --env_id CartPole-v1 --episodes 1 --temperature 1

@@ -88,6 +88,13 @@ def _check(command: str, given: Iterable[Any]) -> None:
             elif name in ("model", "data"):
                 _check_described(value, (name,))
                 _check_object(classes, value, (name,))
+            given = _unfolded(value)
+            given |= _unfolded(given.get("init_args"))
+            if name == "data" and "seed" in given:
+                raise ValueError(
+                    f"data.init_args.seed is {short(given['seed'])}; it must be left out, because seed_everything "
+                    "determines it."
+                )
     for name in sorted(described):
         if (name,) not in classes:
             raise ValueError(
@@ -112,6 +119,8 @@ def _settings(args: Sequence[str]) -> Iterator[Any]:
         key, equals, value = arg.partition("=")
         if not key.startswith("--") and key != "-c":
             continue
+        if arg == "--":
+            raise ValueError(f"'--' follows {args[number - 1] if number else 'nothing'}; it must be a key or a value.")
         if not equals:
             value = args[number + 1] if number + 1 < len(args) else ""
         if key in ("--config", "-c"):

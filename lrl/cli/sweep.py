@@ -59,6 +59,8 @@ def sweep(
     from lrl.evaluation.statistics import headline_seed
 
     settings = parsed_settings(set or ())
+    if slurm and metric is not None:
+        raise ValueError(f"--metric is {metric!r}, but --slurm prints no table; leave one of them out.")
     if folder is None:
         folder = Path("runs", Path(config[0]).parent.name, f"{Path(config[0]).stem}-sweep")
     places = _places(settings)

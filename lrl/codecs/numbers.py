@@ -16,7 +16,7 @@ import yaml
 from numpy.typing import ArrayLike
 
 from lrl.codecs.codec import InvalidActionError
-from lrl.ranges import check_fields
+from lrl.ranges import check_fields, check_finite
 
 NUM_BINS = 1000
 """Number of bins of a range: 0 represents its lower bound, 999 its upper bound."""
@@ -207,6 +207,11 @@ def split_numbers(text: str, size: int, separator: str = ",") -> list[str]:
     return items
 
 
+def _is_real(value: Any) -> bool:
+    """Return whether a value is a real number and not a boolean."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def is_valid_range(low: float, high: float) -> bool:
     """Return whether integers can represent the numbers from ``low`` to ``high``: the range is finite, not empty."""
     return low < high and math.isfinite(float(high) - float(low))
@@ -297,12 +302,14 @@ class NumberFormat:
         for key, pairs in (given if isinstance(given, Mapping) else {"": given or ()}).items():
             for index, pair in enumerate(pairs):
                 name = f"numbers.{field}{key and '.'}{key}[{index}]"
-                if not (isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(x, Real) for x in pair)):
+                if not (isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_real, pair))):
                     raise ValueError(f"{name} is {pair!r}; it must be two numbers.")
                 first, second = pair
                 is_deviation = math.isfinite(first) and 0 < second < math.inf
                 if not (is_deviation if field == "statistics" else is_valid_range(first, second)):
                     raise ValueError(f"{name} is {(first, second)}; it must be {form}.")
+                for number in pair:
+                    check_finite(name, number)
 
     def codec(self, low: ArrayLike, high: ArrayLike, role: str, integer: bool = False) -> NumberCodec:
         """Create the codec for vectors of numbers with given bounds.

@@ -435,5 +435,7 @@ def _validate(tasks: Sequence[str], split: str, distractors: Sequence[int], room
     if not distractors:
         raise ValueError("num_distractors is []; it must be a number or a non-empty list of numbers.")
     for number in distractors:
-        if not 0 <= number <= most:
-            raise ValueError(f"num_distractors is {number}; it must be from 0 to {most} in a room of size {room_size}.")
+        if type(number) is not int or not 0 <= number <= most:
+            raise ValueError(
+                f"num_distractors is {number}; it must be an integer from 0 to {most} in a room of size {room_size}."
+            )

@@ -33,7 +33,7 @@ class LoRAConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "lora")
-        if not self.target_modules:
+        if not self.target_modules or "" in list(self.target_modules):
             raise ValueError(f"lora.target_modules is {self.target_modules!r}; it must name layers, or be all-linear.")
 
 

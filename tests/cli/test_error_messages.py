@@ -14,6 +14,7 @@ import lrl.cli.main
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.cli.error_messages import user_errors
 from lrl.cli.main import check_wandb
+from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import RandomMapRows
 from lrl.policies.mlp import MLPPolicy
@@ -65,6 +66,11 @@ def test_an_error_of_a_file_names_the_option_with_its_path(words, capsys):
         (
             lambda: GymnasiumEnvs("FrozenLake-v1", {"is_slippery": "x"}).make_native(),
             "env.kwargs is .*, which FrozenLake-v1 does not accept: is_slippery is 'x'; it must be true or false.",
+        ),
+        (lambda: NumberFormat(ranges=[(True, 2)]), r"numbers.ranges\[0\] is \(True, 2\); it must be two numbers."),
+        (
+            lambda: NumberFormat(ranges=[(0, 1e300)]),
+            r"numbers.ranges\[0\] is 1e+300; it must be a number from -3.4e+38 to 3.4e+38.",
         ),
         (lambda: RandomMapRows(gamma=2.5), r"env.rows.gamma is 2.5; it must be in \[0, 1\]."),
     ],

@@ -91,6 +91,7 @@ def check(*words):
         (["--optimizer", "Adam"], "optimizer is not a key of a run"),
         (["--lr_scheduler", "x"], "lr_scheduler is not a key of a run"),
         (["--verbose", "true"], "verbose is not a key of a run"),
+        (["--trainer.max_epochs", "--"], "'--' follows --trainer.max_epochs; it must be a key or a value."),
     ],
 )
 def test_a_misspelt_key_of_the_command_line_is_named_in_a_sentence(words, sentence):
@@ -133,6 +134,7 @@ def test_settings_that_cannot_be_null_are_named_in_a_sentence(key, name):
             "{'init_args': {'every': 1}}; it must be the name of a class, or a mapping with its class_path.",
         ),
         ("--data.init_args.env", "{}", "{}; it must be the name of a class, or a mapping with its class_path."),
+        ("--data.init_args.seed", "3", "3; it must be left out, because seed_everything determines it."),
         ("--data.init_args.group_size", "1.0e+300", f"1e+300; it must be an integer less than {2**63}."),
     ],
 )

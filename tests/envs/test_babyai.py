@@ -325,10 +325,11 @@ def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
         ({"split": "all"}, "split is 'all'; it must be one of train, test"),
         ({"room_size": 4}, "room_size is 4; it must be at least 5"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
-        ({"num_distractors": -1}, "num_distractors is -1; it must be from 0 to 16"),
+        ({"num_distractors": -1}, "num_distractors is -1; it must be an integer from 0 to 16"),
+        ({"num_distractors": [3, True]}, "num_distractors is True; it must be an integer from 0 to 16"),
         ({"num_distractors": []}, "num_distractors is []; it must be a number or a non-empty list of numbers"),
-        ({"num_distractors": [0, 17]}, "num_distractors is 17; it must be from 0 to 16"),
-        ({"num_distractors": 17}, "num_distractors is 17; it must be from 0 to 16"),
+        ({"num_distractors": [0, 17]}, "num_distractors is 17; it must be an integer from 0 to 16"),
+        ({"num_distractors": 17}, "num_distractors is 17; it must be an integer from 0 to 16"),
     ],
 )
 def test_an_invalid_setting_raises_with_its_key(kwargs: dict, message: str) -> None:
