@@ -92,10 +92,13 @@ class OptimizerConfig:
             fused: whether AdamW updates all weights in one kernel.
 
         Raises:
-            ValueError: If the learning rate is not constant and the run has no limit.
+            ValueError: If the factory fails, or the learning rate is not constant and the run has no limit.
         """
         if self.factory is not None:
-            optimizer = self.factory(groups)
+            try:
+                optimizer = self.factory(groups)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"model.optimizer.factory is set, but creates no optimiser: {error}") from error
         else:
             optimizer = torch.optim.AdamW(groups, lr=self.lr, weight_decay=self.weight_decay, fused=fused)
         if not self.has_schedule:

@@ -3,6 +3,7 @@
 import errno
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from lrl.cli.main import check_wandb
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import RandomMapRows
+from lrl.lm.config import LoRAConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.optimizer import OptimizerConfig
 
@@ -72,6 +74,11 @@ def test_an_error_of_a_file_names_the_option_with_its_path(words, capsys):
             lambda: NumberFormat(ranges=[(0, 1e300)]),
             r"numbers.ranges\[0\] is 1e+300; it must be a number from -3.4e+38 to 3.4e+38.",
         ),
+        (
+            lambda: OptimizerConfig(factory=partial(torch.optim.SGD, lr=None)).make([{"params": []}], 1, False),
+            "model.optimizer.factory is set, but creates no optimiser: '<=?' not supported .*",
+        ),
+        (lambda: LoRAConfig(target_modules=["q_proj", ""]), "lora.target_modules is .*; it must name layers, or .*"),
         (lambda: RandomMapRows(gamma=2.5), r"env.rows.gamma is 2.5; it must be in \[0, 1\]."),
     ],
 )
