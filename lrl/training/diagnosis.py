@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.diagnosis.detectors import Finding, diagnose_samples
+from lrl.diagnosis.detectors import Finding, diagnose_samples, sampled_distribution
 from lrl.diagnosis.sample import Sample, write_sample
 from lrl.functional.distributed import shards_parameters
 from lrl.lm.forward import without_gradient
@@ -63,7 +63,7 @@ class Diagnosis(L.Callback):
             sample = take_sample(pl_module, data.collection, data.rollout, data.batch, self.turns)
         write_sample(sample, Path(trainer.default_root_dir))
         self.samples.append(sample)
-        for finding in diagnose_samples(self.samples):
+        for finding in [*diagnose_samples([sample]), *sampled_distribution(self.samples)]:
             self._report(finding)
 
     def _records(self, trainer: L.Trainer, module: Any, data: Any) -> bool:
