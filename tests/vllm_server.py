@@ -84,6 +84,7 @@ class VLLMStandIn(KillableServer):
         stale_loads: numbers of loads, counted from 0, after which the server continues to use the previous weights.
         loads: folders that were loaded.
         bodies: bodies of all requests for a completion.
+        is_remote: whether the server cannot read the folder of the client.
         held_resets: number of times that the prefix cache is not emptied, because a request uses it.
         violations: broken rules.
     """
@@ -93,7 +94,7 @@ class VLLMStandIn(KillableServer):
         self.base, self.raw_logprobs, self.dtype, self.max_lora_rank = str(base), raw_logprobs, dtype, max_lora_rank
         self.faults, self.stale_loads, self.loads, self.bodies, self.violations = {}, set(), [], [], []
         self.asked, self.starts, self.waits, self.held_resets = 0, 0, [], 0
-        self.used = set()  # names and paths of all adapters so far
+        self.used, self.is_remote = set(), False  # names and paths of all adapters so far
         self._lock = threading.RLock()
 
     def start(self):
@@ -185,7 +186,7 @@ class VLLMStandIn(KillableServer):
         if name in self.adapters:
             return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
         config = Path(folder, "adapter_config.json")
-        if not config.exists():
+        if self.is_remote or not config.exists():
             message = f"Loading lora {name} failed: No adapter found for {folder}"
             return 404, {"error": {"message": message, "type": "NotFoundError", "code": 404}}
         if (rank := json.loads(config.read_text())["r"]) > self.max_lora_rank:
@@ -223,7 +224,7 @@ class VLLMStandIn(KillableServer):
         if not self.paused:
             self.violations.append("weights were reloaded without a pause")
         folder = body["kwargs"]["weights_path"]
-        if not Path(folder, "config.json").exists():
+        if self.is_remote or not Path(folder, "config.json").exists():
             self.engine_failed = True
             return self.worker_failed("collective_rpc", f"Repo id must use alphanumeric chars: '{folder}'.")
         self.reloaded = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype).eval()

@@ -209,6 +209,12 @@ def test_a_reload_whose_response_is_lost_is_repeated(folder, server, tmp_path, m
     assert len(calls) == 2 and server.starts == 2 and len(decisions.actions) == len(OBSERVATIONS)
 
 
+def test_weights_are_loaded_again_if_the_prefix_cache_was_not_emptied(folder, server, tmp_path):
+    server.held_resets = 2
+    act(configured(folder, served(server, tmp_path), lora=None))
+    assert len(server.loads) == 3 and len(server.waits) == 2 and not server.paused
+
+
 def test_an_adapter_whose_load_was_answered_late_is_not_loaded_again(folder, server, tmp_path, monkeypatch):
     policy, load, calls = configured(folder, served(server, tmp_path)), server.post_v1_load_lora_adapter, []
 
@@ -304,6 +310,23 @@ def test_a_server_without_the_endpoints_is_one_sentence(
     monkeypatch.setattr(server, endpoint, None)
     said = message(configured(folder, served(server, tmp_path), **settings))
     assert "which does not load the weights" in said and variable in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "advice"),
+    [
+        ({"lora": LoRAConfig(r=9)}, "LoRA rank 9 is greater than max_lora_rank 8", "--max-lora-rank 9"),
+        (LORA, "No adapter found for", "it must read this folder"),
+        ({"lora": None}, "Call to collective_rpc method failed", "it must read this folder"),
+    ],
+    ids=["rank", "adapter's folder", "model's folder"],
+)
+def test_weights_that_cannot_be_loaded_are_one_sentence_at_once(folder, tmp_path, settings, reason, advice):
+    with VLLMStandIn(folder) as server:
+        policy = configured(folder, served(server, tmp_path), **settings)
+        server.is_remote = advice.startswith("it")
+        said = message(policy)
+        assert reason in said and advice in said and server.waits == []
 
 
 @pytest.mark.parametrize(
