@@ -28,7 +28,7 @@ from lrl.training.module import RunModule
 from lrl.training.pictures import ExactSuccess
 
 CONFIG = "configs/frozen_lake/grpo.yaml"
-ADAPTER_RATE = 2e-3
+ADAPTER_RATE = 1e-3
 """Learning rate of adapters; that of all weights is the one of the configuration."""
 
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--folder", default="/tmp/lrl-weights", help="folder that the server can read")
     parser.add_argument("--model", default="assets/tiny-lm", help="the model that the server was started with")
     parser.add_argument("--dtype", default="float32", help="data type of trainer and server")
-    parser.add_argument("--lora_r", type=int, default=8, help="rank of the adapters; 0 trains and sends all weights")
+    parser.add_argument("--lora_r", type=int, default=32, help="rank of the adapters; 0 trains and sends all weights")
     parser.add_argument("--seeds", type=int, default=3, help="number of runs, with the seeds of lrl run_seeds")
     parser.add_argument("--collections", type=int, default=45, help="collections of each run")
     parser.add_argument("--builtin", action="store_true", help="sample with the built-in decoding loop instead")
