@@ -188,6 +188,8 @@ def assert_same(ended, expected):
     assert_same_weights(ended, expected)
     clocks = [{k: v for k, v in t.datamodule.clocks.items() if k != "minutes"} for t in (ended, expected)]
     assert clocks[0] == clocks[1]
+    steps = [trainer.fit_loop.epoch_loop._batches_that_stepped for trainer in (ended, expected)]
+    assert steps[0] == steps[1], "LearningRateMonitor would log another step"
     logged = ended.logger.rows
     assert not logged or logged == expected.logger.rows[-len(logged) :]
 

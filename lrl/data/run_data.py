@@ -116,7 +116,8 @@ class RunDataModule(ClockedDataModule, ABC):
     def val_dataloader(self) -> DataLoader:
         """Return a loader of one item: the seeds of the held-out episodes, int64 ``(episode,)``."""
         one_item: Any = [self.validation.seeds]
-        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
+        # With a generator of its own, the loader draws no number from the global one, whose state resumed runs share.
+        return DataLoader(one_item, batch_size=None, generator=torch.Generator())
 
     test_dataloader = predict_dataloader = val_dataloader
 

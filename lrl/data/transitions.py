@@ -218,7 +218,7 @@ class TransitionsDataModule(ClockedDataModule):
         assert self.trainer is not None
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
         one_item: Any = [tuple(tensor[rank::world_size] for tensor in self.rows(split))]
-        return DataLoader(one_item, batch_size=None, shuffle=False, num_workers=0)
+        return DataLoader(one_item, batch_size=None, generator=torch.Generator())
 
     def tick(self, index: int) -> None:
         """Advance the clock of optimiser steps if batch ``index`` of a pass is the last one of such a step."""

@@ -197,6 +197,8 @@ class RunModule(L.LightningModule, ABC):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Settle the metrics of the previous minibatch, and defer signals during this one."""
         self._means.settle()
+        # The step that LearningRateMonitor logs; after a resume within a pass, Lightning 2.6.6 counts one too few.
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
         self.deferred_signals.__enter__()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
