@@ -322,13 +322,13 @@ def check_batch(
     if rewards is not None and not np.isfinite(rewards).all():
         row = int(np.flatnonzero(~np.isfinite(rewards))[0])
         problem = f"reward is {rewards[row]}; {_NOT_FINITE}"
-        raise failure(name, seeds[row], int(steps[row]), problem)
+        raise failure(f"environment {row} of {name}", seeds[row], int(steps[row]), problem)
     if _not_finite(space, observations, "") is None:
         return
     for row, observation in enumerate(iterate(batch_space(space, len(steps)), observations)):
         problem = _not_finite(space, observation, "observation")
         if problem is not None:
-            raise failure(name, seeds[row], int(steps[row]), problem)
+            raise failure(f"environment {row} of {name}", seeds[row], int(steps[row]), problem)
 
 
 def empty_observation(space: gym.Space) -> Any:

@@ -78,7 +78,10 @@ class SeparateEnvs(SyncVectorEnv):
         infos: list[Mapping[str, Any]] = [{}] * self.num_envs
         for row in np.flatnonzero(mask).tolist():
             self._current[0] = row
-            self._env_obs[row], infos[row] = self.envs[row].reset(seed=seeds[row], options=options)
+            try:
+                self._env_obs[row], infos[row] = self.envs[row].reset(seed=seeds[row], options=options)
+            except EnvironmentFailedError as error:
+                raise self._named(error) from error
         if any(observation is None for observation in self._env_obs):  # of copies that have never been reset
             empty = empty_observation(self.single_observation_space)
             self._env_obs = [empty if one is None else one for one in self._env_obs]
@@ -93,11 +96,18 @@ class SeparateEnvs(SyncVectorEnv):
         for row, (env, action, idle) in enumerate(each):
             if not idle:
                 self._current[0] = row
-                outcome: Any = env.step(action)
+                try:
+                    outcome: Any = env.step(action)
+                except EnvironmentFailedError as error:
+                    raise self._named(error) from error
                 self._env_obs[row], rewards[row], terminated[row], truncated[row], infos[row] = outcome
         ends = np.array((terminated, truncated), dtype=bool)
         self.idle = self.idle | ends[0] | ends[1]
         return self._batch(), np.array(rewards, dtype=np.float64), ends[0], ends[1], self._infos(infos)
+
+    def _named(self, error: EnvironmentFailedError) -> EnvironmentFailedError:
+        """Return an error of the copy that is being played with its index."""
+        return EnvironmentFailedError(f"environment {self._current[0]} of {error}")
 
     def _batch(self) -> Any:
         """Return the current observations in new arrays, which later steps do not change."""
@@ -113,7 +123,10 @@ class SeparateEnvs(SyncVectorEnv):
 
 
 class _CopiesOfProcess(SeparateEnvs):
-    """Copies in a process of :class:`ProcessEnvs`, which joins the infos of all processes itself."""
+    """Copies in a process of :class:`ProcessEnvs`, which joins the infos of all processes and numbers all copies."""
+
+    def _named(self, error: EnvironmentFailedError) -> EnvironmentFailedError:
+        return error
 
     def _infos(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return _values_by_name(infos)
@@ -151,6 +164,8 @@ class ProcessEnvs(VectorEnv):
         self.idle = np.ones(self.num_envs, dtype=bool)
         self.processes: list[Any] = []
         self._seeds: list[int | None] = [None] * self.num_envs
+        self._steps = np.zeros(self.num_envs, dtype=np.int64)
+        """Number of steps, including a step in progress, of the current episode of each copy."""
         self._pipes: list[Connection] = []
         self._current: list[MutableSequence[int]] = []
         count = min(num_processes, self.num_envs)
@@ -208,6 +223,7 @@ class ProcessEnvs(VectorEnv):
         mask, seeds = reset_arguments(self.num_envs, seed, options)
         others = {name: value for name, value in (options or {}).items() if name not in OWN_OPTIONS}
         self._seeds = [new if chosen else old for new, old, chosen in zip(seeds, self._seeds, mask, strict=True)]
+        self._steps = np.where(mask, 0, self._steps)
         calls = {
             index: ("reset", {"seed": seeds[part], "options": others | {"reset_mask": mask[part]}})
             for index, part in enumerate(self._parts)
@@ -221,6 +237,7 @@ class ProcessEnvs(VectorEnv):
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Take one step in each copy that is not idle."""
+        self._steps = self._steps + ~self.idle
         calls = {
             index: ("step", {"actions": actions[part], "idle": self.idle[part]})
             for index, part in enumerate(self._parts)
@@ -278,7 +295,7 @@ class ProcessEnvs(VectorEnv):
     def _receive(self, index: int) -> Any:
         try:
             if not self._pipes[index].poll(self._timeout):
-                self._end(f"{self._place(index)}: no answer within {self._timeout:g} seconds.")
+                self._end(f"{self._place(index)}: no answer within {self._timeout:g} seconds (env.timeout).")
             problem, result = self._pipes[index].recv()
         except (EOFError, OSError):
             self._end(f"{self._place(index)} died: {self._exit_reason(index)}.")
@@ -294,7 +311,7 @@ class ProcessEnvs(VectorEnv):
 
     def _place(self, index: int) -> str:
         copy = self._failing(index)
-        return f"environment {copy} of {self.name} (episode seed {self._seeds[copy]})"
+        return f"environment {copy} of {self.name} (episode seed {self._seeds[copy]}, step {self._steps[copy]})"
 
     def _exit_reason(self, index: int) -> str:
         process = self.processes[index]

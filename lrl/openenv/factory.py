@@ -41,17 +41,16 @@ class OpenEnvEnv(gym.Env):
 
     Args:
         endpoint: where the session is opened.
-        index: index of this environment, for error messages.
         reset_options: arguments of every reset, in addition to the seed.
 
     Raises:
         ValueError: If the environment cannot be reached.
     """
 
-    def __init__(self, endpoint: Endpoint, index: int = 0, reset_options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, reset_options: Mapping[str, Any] | None = None) -> None:
         self.observation_space = self.action_space = AnyText()
         self._session, self._reset_options = endpoint.connect(), dict(reset_options or {})
-        self._name, self._seed = f"environment {index} of {endpoint.name}", None
+        self._name, self._seed = endpoint.name, None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode.
@@ -266,8 +265,8 @@ class OpenEnvEnvs(EnvFactory):
             raise ValueError(f"env is {self.id!r}, which is played in text only; the policy must respond in text.")
         codec, envs = self.codec, list[OpenEnvTextEnv]()
         try:
-            for index in range(num_envs):
-                env: gym.Env = OpenEnvEnv(self.endpoint, index, self.reset_options)
+            for _ in range(num_envs):
+                env: gym.Env = OpenEnvEnv(self.endpoint, self.reset_options)
                 if self.max_episode_steps is not None:
                     env = gym.wrappers.TimeLimit(env, int(self.max_episode_steps))
                 limits = (self.invalid_penalty, self.max_invalid, self.success_return)

@@ -331,7 +331,7 @@ def test_an_invalid_result_of_an_environment_raises_one_sentence(odd, name, text
     with pytest.raises(EnvironmentFailedError) as error:
         play(envs, text)
     sentence = str(error.value)
-    assert re.match(rf"{envs.id} \(episode seed 5, step {step}\): .*{problem}", sentence), sentence
+    assert re.match(rf"environment 0 of {envs.id} \(episode seed 5, step {step}\): .*{problem}", sentence), sentence
     assert sentence.endswith(".") and "\n" not in sentence
 
 

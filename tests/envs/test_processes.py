@@ -1,10 +1,12 @@
 """Tests of detecting dead environment processes."""
 
 import os
+import re
 import signal
 import threading
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium as gym
 import numpy as np
@@ -12,41 +14,16 @@ import pytest
 
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.processes import EnvironmentFailedError
-
-
-@pytest.mark.slow
-def test_a_dead_process_raises_with_environment_seed_and_signal():
-    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", num_processes=3).make(3, "direct")
-    env.reset(seed=[0, 1, 2])
-    env.step(("LEFT",) * 3)
-    os.kill(env.processes[1].pid, signal.SIGKILL)
-    env.processes[1].join()
-    died = r"environment 1 of FrozenLake-v1 \(episode seed 1\) died.*signal 9"
-    with pytest.raises(EnvironmentFailedError, match=died):
-        env.step(("LEFT",) * 3)
-    assert not any(process.is_alive() for process in env.processes)
+from lrl.rollouts.runner import EnvRunner
 
 
 def test_set_attr_detects_a_dead_process():
     env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", num_processes=2).make(2, "direct")
     os.kill(env.processes[0].pid, signal.SIGKILL)
-    with pytest.raises(EnvironmentFailedError, match=r"environment 0 of FrozenLake-v1 \(episode seed None\)"):
+    with pytest.raises(EnvironmentFailedError, match=r"environment 0 of FrozenLake-v1 \(episode seed None, step 0\)"):
         env.set_attr("noise_seed", [1, 2])
     assert not any(process.is_alive() for process in env.processes)
     env.close()
-
-
-def test_an_error_in_an_environment_raises_with_environment_and_seed():
-    env = GymnasiumEnvs("FrozenLake-v1", vectorization="async", num_processes=2).make(2, None)
-    env.reset(seed=[3, 4])
-    env.idle = np.array([False, True])
-    observations, rewards, terminated, *_ = env.step(np.array([0, 99]))
-    assert observations[1] == rewards[1] == terminated[1] == 0, "an idle environment does not receive its action"
-    env.idle = np.array([False, False])
-    failed = r"environment 1 .*\(episode seed 4, step 1\): step raised KeyError: .*99"
-    with pytest.raises(EnvironmentFailedError, match=failed):
-        env.step(np.array([0, 99]))
-    assert not any(process.is_alive() for process in env.processes)
 
 
 def test_a_process_of_idle_copies_is_neither_reset_nor_stepped():
@@ -63,31 +40,62 @@ def test_a_process_of_idle_copies_is_neither_reset_nor_stepped():
     assert calls == [[0, 1], [1], [0]], "the first process has one copy, the second has two"
 
 
-class Slow(gym.Env):
-    """Waits when it gets action 1."""
+class Faulty(gym.Env):
+    """Does what its action says."""
 
-    observation_space = action_space = gym.spaces.Discrete(2)
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(9)
 
     def reset(self, *, seed=None, options=None):
-        return 0, {}
+        return np.zeros(2, np.float32), {}
 
     def step(self, action):
-        if action == 1:
+        fault, observation = list(FAULTS)[action], np.zeros(2, np.float32)
+        if fault == "raises":
+            raise KeyError("joint")
+        if fault == "hangs":
             time.sleep(60)
-        return 0, 0.0, False, False, {}
+        if fault == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        wrong = {"shape": np.zeros(3), "dtype": np.array(["a", "b"]), "NaN observation": np.array([0, np.nan])}
+        return wrong.get(fault, observation), np.nan if fault == "NaN reward" else 0.0, False, False, {}
 
 
-gym.register("test/Slow-v0", entry_point=Slow, max_episode_steps=9)
+FAULTS = {
+    "none": "",
+    "raises": ": step raised KeyError: 'joint'.",
+    "hangs": ": no answer within 1 seconds (env.timeout).",
+    "dies": " died: its process was killed by signal 9.",
+    "shape": ": observation has shape (3,); it must have shape (2,).",
+    "dtype": ": observation is array(['a', 'b'], dtype='<U1'); it must be an array of numbers.",
+    "NaN observation": ": observation[1] is nan; it must be finite.",
+    "NaN reward": ": reward is nan; it must be finite.",
+}
+"""How an environment fails, and the end of the error."""
+CASES = [(fault, kind) for fault in list(FAULTS)[1:] for kind in ("sync", "async")]
+CASES = [case for case in CASES if case not in (("hangs", "sync"), ("dies", "sync"))]  # they take this process along
+RARE = [("dtype", "async"), ("NaN reward", "async")]
+"""Cases that run the same code as others."""
+
+gym.register("test/Faulty-v0", entry_point=Faulty, max_episode_steps=9)
 
 
-def test_an_environment_that_does_not_answer_is_named():
-    env = GymnasiumEnvs(f"{__name__}:test/Slow-v0", vectorization="async", num_processes=1, timeout=0.5).make(3, None)
-    env.reset(seed=[5, 6, 7])
-    with pytest.raises(
-        EnvironmentFailedError, match=r"environment 1 of .*Slow-v0 \(episode seed 6\): no answer within"
-    ):
-        env.step(np.array([0, 1, 0]))
-    assert not any(process.is_alive() for process in env.processes)
+@pytest.mark.parametrize(
+    ("fault", "kind"), [pytest.param(*case, marks=[pytest.mark.reference] * (case in RARE)) for case in CASES]
+)
+def test_an_environment_that_fails_is_named_with_its_seed_and_step(fault, kind):
+    settings = {"num_processes": 1, "timeout": 1} if kind == "async" else {}
+    env: Any = GymnasiumEnvs(f"{__name__}:test/Faulty-v0", vectorization=kind, **settings).make(3, None)
+    runner = EnvRunner(Mock(), env)
+    runner.reset(np.array([5, 6, 7]), np.arange(3))
+    runner.step([0, 0, 0], np.arange(3))
+    with pytest.raises(EnvironmentFailedError) as error:
+        runner.step([0, list(FAULTS).index(fault), 0], np.arange(3))
+    found = re.fullmatch(r"environment 1 of (\S+) \(episode seed 6, step 2\)(.*)", str(error.value))
+    assert found and found[1].endswith("test/Faulty-v0") and found[2] == FAULTS[fault], str(error.value)
+    assert not any(process.is_alive() for process in getattr(env, "processes", ()) if fault in ("hangs", "dies"))
+    env.close()
+    assert not any(process.is_alive() for process in getattr(env, "processes", ()))
 
 
 class Locked(gym.Env):

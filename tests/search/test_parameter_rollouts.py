@@ -114,9 +114,8 @@ def test_an_environment_that_cannot_be_played_raises_one_sentence():
     envs = make_batched(factory, 3)
     step = envs.step
     envs.step = lambda actions: (*(seen := step(actions))[:1], np.where([0, 0, 1], np.nan, seen[1]), *seen[2:])
-    with pytest.raises(
-        ValueError, match=r"^CartPole-v1 \(episode seed 7, step 1\): reward is nan; it must be finite\.$"
-    ):
+    failed = r"^environment 2 of CartPole-v1 \(episode seed 7, step 1\): reward is nan; it must be finite\.$"
+    with pytest.raises(ValueError, match=failed):
         play_parameters(policy, envs, BALANCED, [5, 6, 7], 10)
     assert play_parameters(policy, envs, BALANCED, [5, 6], 10).returns.tolist() == [10, 10]  # the third is idle
 
