@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
+from lrl.faults import writing
+
 _PACKAGE = Path(__file__).parent
 _FOLDERS = ("assets", "configs")
 
@@ -69,7 +71,8 @@ def write_whole(path: str | Path, newline: str | None = None) -> Iterator[TextIO
         newline: see :func:`open`.
 
     Raises:
-        OSError: If the file cannot be written; the error contains its path.
+        OSError: If the file cannot be written; the error contains its path
+            (:class:`~lrl.faults.DiskFullError` if the disk is full).
     """
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
@@ -89,7 +92,8 @@ def write_whole(path: str | Path, newline: str | None = None) -> Iterator[TextIO
     except OSError as error:
         if error.filename not in (None, str(partial)):
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with writing("the file", path):
+            raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, final
 
 from lrl.chat.model import Completion
+from lrl.faults import full_disk
 
 _VERSION = 1
 """Version of the file format, which is stored in SQLite's ``user_version``."""
@@ -116,6 +117,11 @@ class CompletionCache:
                     self._connection = _open(self.path)
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
+                if reason := full_disk(error):
+                    raise ValueError(
+                        f"there is no space left on the disk for the cache {str(self.path)!r}, to which the response "
+                        f"was not added ({reason}); free some, or set cache to a file on another disk."
+                    ) from error
                 raise ValueError(
                     f"cache is {str(self.path)!r}, which cannot be used ({error}); it must be a new file or one that "
                     "lrl wrote, in a folder that can be written to."

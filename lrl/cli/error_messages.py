@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import errno
 import logging
 import os
 import re
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lrl.cli.quiet import silence_libraries
+from lrl.faults import DiskFullError, full_disk, out_of_memory
 from lrl.ranges import RANGES, description
 from lrl.registry import components
 
@@ -46,11 +46,6 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 }
 """Settings by the names that other libraries and papers use, if these are spelt too differently to be matched."""
 
-_FULL_DISK = re.compile(
-    r"No space left on device|os error 28|Disk quota exceeded|database or disk is full"
-    r"|PytorchStreamWriter failed writing|inline_container\.cc.* unexpected pos"
-)
-"""How safetensors, h5py, sqlite3 and torch report a full disk."""
 _LONG_WORD = re.compile(r"\S{300,}")
 """A text that is too long to be read in an error."""
 _PARSER_KEY = re.compile(r'Parser key "([^"]+)"')
@@ -127,7 +122,7 @@ def user_errors(prog: str, options: Container[str] = (), args: Sequence[str] = (
 
 def _with_option(error: OSError, args: Sequence[str]) -> str | None:
     """Return the error of a file with the option that names the file or a folder above it; None if there is none."""
-    if not isinstance(error.filename, (str, bytes)) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if not isinstance(error.filename, (str, bytes)) or full_disk(error):
         return None
     file, option = os.path.abspath(os.fsdecode(error.filename)), ""
     for arg in args:
@@ -161,26 +156,17 @@ def stock_part(error: BaseException) -> str | None:
 
 def sentence_of(error: Exception) -> str | None:
     """Return the sentence that is printed for an error, or None for a bug, for which the traceback is printed."""
-    if not isinstance(error, ValueError) and (sentence := _of_full_disk(error)):
-        return sentence
+    if isinstance(error, DiskFullError):
+        return str(error.strerror)
+    if not isinstance(error, ValueError) and (reason := full_disk(error)):
+        return f"there is no space left on the disk ({reason}); free some, or write to another disk."
+    if reason := out_of_memory(error):
+        return f"memory ran out ({reason}); smaller batches, shorter texts or a smaller model need less."
     part = stock_part(error)
     if not isinstance(error, _user_error_types()) and part is None:
         return None
     sentence = in_a_sentence(str(error))
     return sentence if part is None or part in sentence else f"{part}: {sentence}"
-
-
-def _of_full_disk(error: BaseException) -> str | None:
-    """Return a sentence if an error, or one that caused it, reports a full disk; each library has its own text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        text, number = " ".join(str(seen).split()), getattr(seen, "errno", None)
-        if number in (errno.ENOSPC, errno.EDQUOT) or _FULL_DISK.search(text):
-            file = getattr(seen, "filename", None)
-            where = f" for {str(file)!r}" if file else ""
-            return f"there is no space left on the disk{where} ({text[:200]}); free some, or write to another disk."
-        seen = seen.__cause__ or seen.__context__
-    return None
 
 
 def in_a_sentence(message: str) -> str:

@@ -29,6 +29,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from lrl.codecs.space_formats import flatten, unflatten
+from lrl.faults import full_disk, megabytes
 
 if TYPE_CHECKING:
     from minari.dataset.minari_storage import MinariStorage
@@ -232,6 +233,8 @@ class DatasetWriter:
         self._folder = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=get_dataset_path()))
         self._parts: list[Path] = []
         self._num_episodes = 0
+        self._size = 0
+        """Number of bytes of the file that is being written."""
         self._finished = False
 
     def add(self, episodes: Sequence[Mapping[str, Any]]) -> None:
@@ -267,7 +270,7 @@ class DatasetWriter:
             path, storage._file_path = storage._file_path, io.BytesIO()
             storage.update_episodes(buffers)
             storage.update_episode_metadata(map(_episode_metadata, episodes))
-            path.write_bytes(storage._file_path.getvalue())
+            self._write(path, storage._file_path.getbuffer())
         self._parts.append(part)
         self._num_episodes += len(episodes)
 
@@ -312,8 +315,12 @@ class DatasetWriter:
                         attributes: Any = joined[f"episode_{number}"].attrs
                         attributes["id"] = number
                         number, steps = number + 1, steps + int(attributes["total_steps"])
-        (data / "main_data.hdf5").write_bytes(content.getbuffer())
+        self._write(data / "main_data.hdf5", content.getbuffer())
         storage.update_metadata({"total_episodes": number, "total_steps": steps, "dataset_size": storage.get_size()})
+
+    def _write(self, path: Path, content: memoryview) -> None:
+        self._size = content.nbytes
+        path.write_bytes(content)
 
     def _new_storage(self, folder: Path) -> MinariStorage:
         from minari import __version__
@@ -334,6 +341,8 @@ class DatasetWriter:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
                 reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
+                if self._size and full_disk(error):
+                    reason += f" ({megabytes(self._size)} are needed)"
                 message = f"dataset_id is {self.dataset_id!r}, which cannot be written to {folder.parent}: {reason}"
                 raise OSError(message) from error
             raise

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lrl.faults import writing
 from lrl.lm.adapters import BASE_FILE
 from lrl.lm.attention import (
     HALVED,
@@ -292,8 +293,10 @@ def save_merged(
     exact, rounded = adapter_logprobs(model, ids, DTYPES[name])
     with written_whole(folder) as draft:
         merged = merge(model, target)
-        merged.save_pretrained(draft)
-        save_others(draft)
+        size = sum(weight.numel() * weight.element_size() for weight in merged.parameters())
+        with writing("the merged model", folder, size):
+            merged.save_pretrained(draft)
+            save_others(draft)
         del model, merged
         loaded = load_base(LanguageModelConfig(name=str(draft), dtype=name, trust_remote_code=config.trust_remote_code))
         use_kernel(loaded, kernel)

@@ -42,6 +42,7 @@ from gymnasium.vector import VectorEnv
 from lrl.data.run_data import MinibatchLoader, RunDataModule, ValidationConfig
 from lrl.envs.factory import EnvFactory
 from lrl.evaluation.load import requests_line
+from lrl.faults import appending
 from lrl.functional.random import seeds
 from lrl.ranges import NonNegativeInt, PositiveInt, check_arguments
 from lrl.registry import register
@@ -209,7 +210,7 @@ class PromptedSearchModule(PolicyModule):
         line = {"iteration": index + 1, "parameters": None, "returns": [], "env_steps": 0}
         file = Path(self.trainer.default_root_dir) / "proposals.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as lines:
+        with appending("a proposal", file), file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line | {"replies": list(self.searcher.replies)}, ensure_ascii=False) + "\n")
         logging.getLogger("lrl").warning("the replies to proposal %d are the last line of %s", index + 1, file)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from lrl.evaluation.pictures import MAX_TOGETHER, Colour, Curve, new_figure, save_figure, shades, styled
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds
+from lrl.faults import appending
 from lrl.registry import register
 from lrl.search.experiments import UNPLAYABLE, Records, best_so_far, is_random
 from lrl.search.module import PromptedSearchModule
@@ -109,7 +110,8 @@ class SearchPictures(L.Callback):
         assert isinstance(pl_module, PromptedSearchModule)
         folder = Path(trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "proposals.jsonl").open("a" if self._written else "w", encoding="utf-8") as lines:
+        file = folder / "proposals.jsonl"
+        with appending("a policy in", file), file.open("a" if self._written else "w", encoding="utf-8") as lines:
             for trial in pl_module.trials[self._written :]:
                 lines.write(json.dumps(trial, ensure_ascii=False) + "\n")
         self._written = len(pl_module.trials)

@@ -14,6 +14,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
+from lrl.faults import DiskFullError, writing
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments
 from lrl.registry import register
@@ -173,6 +174,7 @@ class CollectionCheckpoint(Checkpoint):
 
         Raises:
             ValueError: If weights are not finite; an existing checkpoint is left unchanged.
+            DiskFullError: If the disk is full; an existing checkpoint is left unchanged.
         """
         if trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
             return checkpoint_folder(trainer) / name
@@ -187,7 +189,13 @@ class CollectionCheckpoint(Checkpoint):
             folder.mkdir(parents=True, exist_ok=True)
             remove(draft)
         trainer.strategy.barrier("before the checkpoint")
-        trainer.save_checkpoint(draft)
+        size = target.stat().st_size if target.is_file() else None  # of the previous one
+        try:
+            with writing("the checkpoint", target, size):
+                trainer.save_checkpoint(draft)
+        except DiskFullError:
+            remove(draft)
+            raise
         trainer.strategy.barrier("after the checkpoint")
         if trainer.is_global_zero:
             replace_checkpoint(draft, target)

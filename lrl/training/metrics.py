@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from textwrap import indent
@@ -9,9 +11,10 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from lrl.faults import appending, writing
 from lrl.functional.distributed import all_gather_objects
 from lrl.types import Derive, Metrics
 
@@ -76,6 +79,10 @@ class MetricMeans:
         self._recorded.clear()
         if len(self._settled) > _PENDING:
             self.state()
+
+    def drop_unsettled(self) -> None:
+        """Drop the records since the last :meth:`settle`."""
+        self._recorded.clear()
 
     def state(self) -> State:
         """Return the settled records of this rank."""
@@ -162,14 +169,41 @@ def log_row(logger: Logger, row: Mapping[str, float], step: int) -> None:
         row: metrics by name.
         step: step of the row.
     """
-    if type(logger) is not TensorBoardLogger or rank_zero_only.rank != 0:  # loggers ignore the other ranks themselves
-        logger.log_metrics(dict(row), step)
+    if rank_zero_only.rank != 0:
         return
-    from torch.utils.tensorboard.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
+    if type(logger) is CSVLogger:
+        _log_csv_row(logger, row, step)
+    elif type(logger) is TensorBoardLogger:
+        from torch.utils.tensorboard.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
-    prefix = f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}" if logger._prefix else ""
-    values = [Summary.Value(tag=prefix + name, simple_value=value) for name, value in row.items()]
-    logger.experiment._get_file_writer().add_summary(Summary(value=values), step)
+        prefix = f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}" if logger._prefix else ""
+        values = [Summary.Value(tag=prefix + name, simple_value=value) for name, value in row.items()]
+        with writing("a row of metrics in", logger.log_dir):
+            logger.experiment._get_file_writer().add_summary(Summary(value=values), step)
+    else:
+        logger.log_metrics(dict(row), step)
+
+
+def _log_csv_row(logger: CSVLogger, row: Mapping[str, float], step: int) -> None:
+    """Log a row of metrics to a CSV file, which keeps its earlier rows if the disk is full.
+
+    Lightning writes the whole file again if the row has a new column.
+    """
+    writer, file = logger.experiment, Path(logger.log_dir, "metrics.csv")
+    kept = file.with_name(".metrics.csv.kept")
+    with appending("a row of metrics in", file):
+        copied = None
+        try:
+            if file.exists() and not {*row, "step"} <= {*writer.metrics_keys}:
+                copied = shutil.copyfile(file, kept)
+            logger.log_metrics(dict(row), step)
+        except OSError:
+            writer.metrics.clear()  # otherwise the logger tries to write them again when the run ends
+            if copied is not None:
+                os.replace(copied, file)
+            raise
+        finally:
+            kept.unlink(missing_ok=True)
 
 
 def log_transcripts(loggers: Iterable[Logger], text: str, step: int) -> None:

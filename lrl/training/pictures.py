@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.exact import ExactResults, Lake, exact_evaluation, is_frozen_lake, lakes_of, wrong_states
 from lrl.evaluation.pictures import Curve, aggregate, axis_label, draw_curves, new_figure, read_series, save_figure
+from lrl.faults import appending
 from lrl.functional.distributed import unsharded
 from lrl.policies.policy import Policy
 from lrl.ranges import PositiveInt, check_arguments
@@ -173,7 +174,7 @@ class GroupStatistics(L.Callback):
             return
         path = Path(trainer.default_root_dir) / "groups.csv"
         new_file = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
+        with appending("a row of", path), path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, _FIELDS)
             if new_file:
                 writer.writeheader()

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lrl.faults import appending
 from lrl.functional.distributed import shards_parameters
 from lrl.policies.policy import Policy
 from lrl.policies.scoring import ScoringPolicy
@@ -117,14 +118,15 @@ class Transcripts(L.Callback):
 def write_episodes(folder: Path, collection: int, episodes: Sequence[Mapping[str, Any]]) -> None:
     """Append episodes in the format of :func:`episodes_of` to the two files in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "transcripts.jsonl").open("a", encoding="utf-8") as lines:
-        for episode in episodes:
-            turns = [{key: value for key, value in turn.items() if key != "row"} for turn in episode["turns"]]
-            written = {"collection": collection, **episode, "turns": turns}
-            lines.write(json.dumps(written, ensure_ascii=False) + "\n")
-    with (folder / "transcripts.txt").open("a", encoding="utf-8") as page:
-        for episode in episodes:
-            page.write(readable(collection, episode))
+    lines, page = folder / "transcripts.jsonl", folder / "transcripts.txt"
+    with appending("the transcript", lines, page):
+        with lines.open("a", encoding="utf-8") as file:
+            for episode in episodes:
+                turns = [{key: value for key, value in turn.items() if key != "row"} for turn in episode["turns"]]
+                written = {"collection": collection, **episode, "turns": turns}
+                file.write(json.dumps(written, ensure_ascii=False) + "\n")
+        with page.open("a", encoding="utf-8") as file:
+            file.writelines(readable(collection, episode) for episode in episodes)
 
 
 def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:

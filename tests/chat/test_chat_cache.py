@@ -109,7 +109,10 @@ def test_a_file_of_another_program_raises_and_is_not_changed(tmp_path, kind):
 
 @pytest.mark.parametrize(
     ("limit", "said"),
-    [("query_only = 1", "attempt to write a readonly database"), ("max_page_count = 1", "database or disk is full")],
+    [
+        ("query_only = 1", "cache is '{}', which cannot be used (attempt to write a readonly database);"),
+        ("max_page_count = 1", "there is no space left on the disk for the cache '{}', to which the response was not"),
+    ],
 )
 def test_the_error_for_a_file_that_cannot_be_written_states_the_reason(tmp_path, limit, said):
     """Limits of SQLite raise the errors of a read-only file system and of a full disk."""
@@ -118,7 +121,7 @@ def test_the_error_for_a_file_that_cannot_be_written_states_the_reason(tmp_path,
     cache._connection.execute(f"PRAGMA {limit}")
     with pytest.raises(ValueError) as caught:
         cache.add("second", "m", completion("long " * 9999))
-    assert str(caught.value).startswith(f"cache is {str(cache.path)!r}, which cannot be used ({said});")
+    assert str(caught.value).startswith(said.format(cache.path))
     cache.close()
     assert cache.find("first").text == "kept"
     cache.close()

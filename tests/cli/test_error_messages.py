@@ -28,14 +28,19 @@ from lrl.training.optimizer import OptimizerConfig
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "run/last.ckpt"),
-            "there is no space left on the disk for 'run/last.ckpt' ([Errno 28] No space left on device: "
-            "'run/last.ckpt'); free some, or write to another disk.",
+            "there is no space left on the disk ([Errno 28] No space left on device: 'run/last.ckpt'); free some, or "
+            "write to another disk.",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB."),
+            "memory ran out (CUDA out of memory. Tried to allocate 2.00 GiB); smaller batches, shorter texts or a "
+            "smaller model need less.",
         ),
         (PermissionError(errno.EACCES, "Permission denied", "run"), "Permission denied: 'run'"),
         (wandb.errors.CommError("no such\nentity"), "no such entity"),
     ],
 )
-def test_errors_of_the_disk_and_of_weights_and_biases_are_one_sentence(error, sentence, monkeypatch, capsys):
+def test_errors_of_the_disk_of_memory_and_of_weights_and_biases_are_one_sentence(error, sentence, monkeypatch, capsys):
     def refuse(args):
         raise error
 

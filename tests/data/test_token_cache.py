@@ -1,6 +1,7 @@
 """Tokens from files make the batches that encoding makes."""
 
 import copy
+import errno
 
 import numpy as np
 import pytest
@@ -156,6 +157,18 @@ def test_files_that_were_not_finished_are_not_used(model, dataset, tmp_path, mon
             data_of(model, source, token_cache=str(tmp_path)).batch(0, 0)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     assert_equal_batches(data_of(model, source, token_cache=str(tmp_path)), data_of(model, source), epochs=1)
+
+
+def test_a_disk_that_is_full_raises_one_sentence_and_leaves_no_files(model, dataset, tmp_path, monkeypatch):
+    def full_disk(path, array):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(token_cache.np, "save", full_disk)
+    data = data_of(model, MinariDemonstrations(dataset), token_cache=str(tmp_path))
+    sentence = f"data.token_cache is '{tmp_path}', which cannot be used: .*No space left on device: '{tmp_path}/.*npy'"
+    with pytest.raises(ValueError, match=sentence):
+        data.batch(0, 0)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_a_folder_that_cannot_be_made_raises_one_sentence(model, dataset, tmp_path):

@@ -4,9 +4,11 @@ import warnings
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tiny_architectures import EXPERTS, load, trainable
 from tiny_runs import save_tiny_model
 
+from lrl.faults import DiskFullError
 from lrl.lm import merging
 from lrl.lm.adapters import BASE_FILE, save_pretrained
 from lrl.lm.attention import in_float32
@@ -342,6 +344,21 @@ def test_a_folder_that_is_not_empty_is_not_changed(tmp_path):
     for path in (tmp_path, tmp_path / "file"):
         with pytest.raises(ValueError, match=r"--output_dir is '.*', which is not empty; name a new folder\."):
             check_new_folder(path, "--output_dir")
+
+
+def test_a_disk_that_is_full_during_a_merge_leaves_no_folder(folders, tmp_path):
+    model = load(folders["llama"], lora=LoRAConfig(r=2))
+
+    def full_disk(path):
+        (path / "half").touch()
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    model.tokenizer.save = full_disk
+    with pytest.raises(
+        DiskFullError, match=rf"the merged model '{tmp_path}/out', which needs about \d+ bytes, was not"
+    ):
+        merged(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_folder_is_written_completely_or_not_at_all(tmp_path):

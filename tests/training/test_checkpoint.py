@@ -1,5 +1,8 @@
 """Which checkpoints a run leaves."""
 
+import errno
+from pathlib import Path
+
 import pytest
 from tiny_runs import make_trainer
 
@@ -7,6 +10,7 @@ from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.data.run_data import ValidationConfig
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.faults import DiskFullError
 from lrl.functional import distributed
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.checkpoint import CollectionCheckpoint
@@ -42,6 +46,25 @@ def test_a_best_checkpoint_that_cannot_be_written_does_not_count_as_written(tmp_
     with pytest.raises(OSError, match="No space left"):
         fit(tmp_path, checkpoint)
     assert checkpoint.best is None
+
+
+def test_a_disk_that_is_full_during_a_checkpoint_leaves_the_previous_one(tmp_path, monkeypatch):
+    fit(tmp_path, CollectionCheckpoint(1))
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    before = last.read_bytes()
+
+    def write_half(checkpoint, path):
+        Path(path).write_bytes(before[: len(before) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lightning.fabric.plugins.io.torch_io._atomic_save", write_half)
+    sentence = (
+        rf"there is no space left on the disk: the checkpoint '{last}', which needs about {len(before)} bytes, was not "
+        r"written \(\[Errno 28\] No space left on device\); free some, or write to another disk.$"
+    )
+    with pytest.raises(DiskFullError, match=sentence):
+        fit(tmp_path, CollectionCheckpoint(1))
+    assert last.read_bytes() == before and list(last.parent.iterdir()) == [last]
 
 
 def test_optimizer_states_of_a_sharded_checkpoint_are_indexed_by_position(monkeypatch, tmp_path):

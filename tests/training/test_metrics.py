@@ -1,7 +1,10 @@
 """Means and maxima of what a collection records, and what a run records."""
 
+import csv
+import errno
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from tiny_runs import batch_of, grpo, make_trainer, network, on_two_ranks, rollo
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.reward_model import RewardModelModule
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.faults import DiskFullError
 from lrl.policies.mlp import MLPPolicy
 from lrl.training.metrics import MetricMeans, log_figure, log_row, log_transcripts
 from lrl.training.optimizer import OptimizerConfig
@@ -309,6 +313,34 @@ class RecordedWandbLogger(WandbLogger):
 
     def log_image(self, *args, **options):
         self.given.append((args, options))
+
+
+NEW = {"loss": 2.0, "val/return": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "failing"), [({"loss": 2.0}, "writerows"), (NEW, "writerows"), (NEW, "writeheader"), (NEW, "copyfile")]
+)
+def test_a_disk_that_is_full_during_a_row_leaves_the_earlier_rows(tmp_path, monkeypatch, row, failing):
+    logger = CSVLogger(tmp_path, name="", version="", flush_logs_every_n_steps=1)
+    log_row(logger, {"loss": 1.0}, 0)
+    file = tmp_path / "metrics.csv"
+    before = file.read_bytes()
+    place = shutil if failing == "copyfile" else csv.DictWriter
+    write = getattr(place, failing)
+
+    def full_disk(*arguments):
+        write(*arguments)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, failing, full_disk)
+        with pytest.raises(
+            DiskFullError, match=rf"a row of metrics in '{file}' was not written \(\[Errno 28\] No space"
+        ):
+            log_row(logger, row, 1)
+    logger.finalize("failed")
+    assert file.read_bytes() == before and [*tmp_path.glob("*.csv*")] == [file]
 
 
 def test_transcripts_and_pictures_reach_tensorboard_and_weights_and_biases(tmp_path):

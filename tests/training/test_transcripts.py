@@ -1,12 +1,17 @@
 """Whole episodes on paper, and parts of those that go on."""
 
+import errno
 import json
+from itertools import count
 
 import numpy as np
+import pytest
 import tiny_runs
 
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.faults import DiskFullError
 from lrl.policies.baselines import RandomActor
+from lrl.training import transcripts
 from lrl.training.collect import CollectionPlan, EpisodeCollector, FixedHorizonCollector
 from lrl.training.transcripts import Transcripts, episodes_of, write_episodes
 
@@ -33,6 +38,27 @@ def test_an_episode_has_its_turns_its_return_and_its_end(tmp_path):
     assert len(lines) == 2 and all(line["collection"] == 7 for line in lines)
     page = (tmp_path / "transcripts.txt").read_text()
     assert page.count("=== collection 7") == 2 and page.count("\n--- turn 0\n") == 2
+
+
+def test_a_disk_that_is_full_during_a_transcript_leaves_the_earlier_episodes(tmp_path, monkeypatch):
+    plan = CollectionPlan(seed=0, collection=0, num_groups=2, group_size=1)
+    episodes = list(episodes_of(EpisodeCollector(random_policy(), LAKE.make(2, "direct")).collect(plan), 2))
+    for folder, collections in ((tmp_path / "new", 0), (tmp_path / "old", 1)):
+        for collection in range(collections):
+            write_episodes(folder, collection, episodes)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()} if collections else {}
+        calls = count()
+
+        def readable(collection, episode, calls=calls):
+            if next(calls) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return "one episode\n"
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transcripts, "readable", readable)
+            with pytest.raises(DiskFullError, match=rf"the transcript '{folder}/transcripts.jsonl' was not written"):
+                write_episodes(folder, 1, episodes)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_episodes_that_continue_are_separated(tmp_path):
