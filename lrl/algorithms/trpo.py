@@ -152,24 +152,19 @@ class TRPOModule(GradientModule):
     @sdpa_kernel(SDPBackend.MATH)  # the other kernels have no second derivative
     def _improve(self, batch: TurnBatch) -> None:
         """Update the actor by one step inside the trust region, and log its metrics."""
-        parameters, chunks = self.actor_parameters(), self._chunks(batch)
+        parameters = self.actor_parameters()
         turns = float(self.reduce_sum(torch.tensor(float(len(batch)), device=self.device)))
-        start, gradient, old = self._surrogate_and_gradient(chunks, parameters, turns)
-        self.finite_steps.require("the surrogate (train/improvement)", start)
-        if not self.finite_steps.accept(gradient.norm()):
+        found = self.within_memory(lambda: self._direction(batch, parameters, turns))
+        if found is None:
             return
-        product = self._fisher_product(batch, parameters)
-        direction = conjugate_gradient(product, gradient, self.natural_gradient.cg_iterations)
-        curvature, radius = float(direction @ product(direction)), self.radius
-        self.finite_steps.require("the curvature of the Fisher matrix", curvature)
-        full_step = direction * math.sqrt(2 * radius / curvature) if curvature > 0 else torch.zeros_like(direction)
+        chunks, start, gradient, old, full_step = found
         search = line_search(
             lambda: self._surrogate_and_kl(chunks, old, turns),
             parameters,
             full_step,
             start=start,
             expected=float(gradient @ full_step),
-            max_kl=radius,
+            max_kl=self.radius,
         )
         self.record("train/grad_norm", gradient.norm())
         self.record("train/expected_improvement", search.step * (gradient @ full_step))
@@ -177,11 +172,31 @@ class TRPOModule(GradientModule):
         for name, value in (figures | {"kl": search.kl}).items():
             self.record(f"train/{name}", torch.tensor(float(value)))
 
+    def _direction(
+        self, batch: TurnBatch, parameters: Sequence[Tensor], turns: float
+    ) -> tuple[list[TurnBatch], float, Tensor, list[Distribution], Tensor] | None:
+        """Return the turns of each pass, ``L``, its gradient, the old distributions and the full step ``(parameter,)``.
+
+        It returns None if the gradient is not finite and the update is skipped.
+        """
+        chunks = self._chunks(batch)
+        start, gradient, old = self._surrogate_and_gradient(chunks, parameters, turns)
+        self.finite_steps.require("the surrogate (train/improvement)", start)
+        if not self.finite_steps.accept(gradient.norm()):
+            return None
+        product = self._fisher_product(batch, parameters)
+        direction = conjugate_gradient(product, gradient, self.natural_gradient.cg_iterations)
+        curvature = float(direction @ product(direction))
+        self.finite_steps.require("the curvature of the Fisher matrix", curvature)
+        step = direction * math.sqrt(2 * self.radius / curvature) if curvature > 0 else torch.zeros_like(direction)
+        return chunks, start, gradient, old, step
+
     def passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
         """Divide turns among forward passes, by ``chunk_size`` or by :meth:`Policy.passes`."""
         if self.chunk_size is None:
-            return self.policy.passes(batch, gradient)
-        return [*torch.arange(len(batch), device=batch.response_mask.device).split(self.chunk_size)]
+            return self.pass_limit.split(self.policy.passes(batch, gradient))
+        turns = torch.arange(len(batch), device=batch.response_mask.device)
+        return self.pass_limit.split(turns.split(self.chunk_size))
 
     def _chunks(self, batch: TurnBatch) -> list[TurnBatch]:
         """Return the turns of each forward pass."""

@@ -6,9 +6,11 @@ Gradients flow through all inputs unless a function is marked ``no_grad``.
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lrl.types import Derive
 
@@ -125,3 +127,27 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """
     difference = ref_logprobs - logprobs
     return difference.exp() - 1 - difference
+
+
+class WithGradients(torch.autograd.Function):
+    """Returns a loss whose gradients have already been computed."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, *gradients_and_weights: Tensor | None) -> Tensor:
+        """Return ``loss``, ``()``.
+
+        Args:
+            ctx: stores the gradients.
+            loss: a loss without graph.
+            gradients_and_weights: the gradients of all weights, None for weights without one, then the weights.
+        """
+        half = len(gradients_and_weights) // 2
+        ctx.gradients = gradients_and_weights[:half]
+        return loss.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the weights times ``factor``, ``()``, and None for the other arguments."""
+        scaled = (None if gradient is None else gradient * factor for gradient in ctx.gradients)
+        return None, *(None for _ in ctx.gradients), *scaled

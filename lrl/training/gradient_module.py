@@ -11,26 +11,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, TypeVar, cast, final
 
 import lightning as L
 import torch
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.functional.advantages import weighted_credit
 from lrl.functional.distributed import all_gather_objects, own_value, shards_parameters
-from lrl.functional.losses import reduce_tokens
+from lrl.functional.losses import WithGradients, reduce_tokens
 from lrl.lm.heads import at_least_float32
 from lrl.lm.loading import fingerprint, fuse_kernels
 from lrl.lm.model import lower_layers_of
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
-from lrl.training.guards import FiniteSteps
+from lrl.training.guards import FiniteSteps, PassLimit
 from lrl.training.metrics import derived
 from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig
@@ -38,34 +37,12 @@ from lrl.training.progress import ConsoleProgress
 from lrl.training.weights import lora_alpha, shard_weights, start_from
 from lrl.types import Credit, Evaluation, Metrics, Rollout, TokenLoss, TurnBatch
 
+_T = TypeVar("_T")
+
 _CHUNK = 256
 """Number of turns in one pass of a value network."""
 _MEASURED_SHARE, _MEASURED_TURNS = 1 / 8, (16, 256)
 """Share of a collection's turns on which ``train/update_kl`` is measured, and the minimum and maximum number."""
-
-
-class _WithGradients(torch.autograd.Function):
-    """Returns a loss whose gradients have already been computed."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *gradients_and_weights: Tensor | None) -> Tensor:
-        """Return ``loss``, ``()``.
-
-        Args:
-            ctx: stores the gradients.
-            loss: a loss without graph.
-            gradients_and_weights: the gradients of all weights, None for weights without one, then the weights.
-        """
-        half = len(gradients_and_weights) // 2
-        ctx.gradients = gradients_and_weights[:half]
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the weights times ``factor``, ``()``, and None for the other arguments."""
-        scaled = (None if gradient is None else gradient * factor for gradient in ctx.gradients)
-        return None, *(None for _ in ctx.gradients), *scaled
 
 
 class GradientModule(PolicyModule, ABC):
@@ -100,7 +77,7 @@ class GradientModule(PolicyModule, ABC):
             )
         self.optimizer, self.init_from = optimizer, init_from
         self.loss_normalisation, self.target_kl = loss_normalisation, target_kl
-        self.finite_steps = FiniteSteps(self)
+        self.finite_steps, self.pass_limit = FiniteSteps(self), PassLimit()
         self.skip_updates = False
         """Whether the remaining minibatches of this collection are no-op steps (``target_kl`` was exceeded)."""
         self.dropout_seed: int | None = None
@@ -195,7 +172,7 @@ class GradientModule(PolicyModule, ABC):
         else:
             evaluation, gradients = self._gradients(batch, passes, reduce)
             tokens = self.loss(batch, evaluation)
-            loss = _WithGradients.apply(reduce(tokens, mask), *gradients, *self._trained)  # pyright: ignore
+            loss = WithGradients.apply(reduce(tokens, mask), *gradients, *self._trained)  # pyright: ignore
         self.record("train/loss", loss)
         metrics = tokens.metrics if self.target_kl is None else derived(tokens.metrics)
         self.record_all(metrics)
@@ -217,8 +194,8 @@ class GradientModule(PolicyModule, ABC):
     def passes(self, batch: TurnBatch, gradient: bool = True) -> list[Tensor]:
         """Return the turns of each forward pass over a minibatch, int64 ``(turn,)``; the memory of a pass is bounded.
 
-        Dropout and distributions need a single pass. So do sharded weights, because all ranks must make the same number
-        of passes.
+        With dropout, distributions or sharded weights there is a single pass unless memory runs out: ranks must make
+        the same number of passes, and passes have different dropout masks.
 
         Args:
             batch: a minibatch.
@@ -226,8 +203,8 @@ class GradientModule(PolicyModule, ABC):
         """
         sharded = self._trainer is not None and shards_parameters(self.trainer.strategy)
         if self.dropout_seed is not None or self.policy.needs_distribution or sharded:
-            return [torch.arange(len(batch), device=batch.response_mask.device)]
-        return self.policy.passes(batch, gradient)
+            return self.pass_limit.split([torch.arange(len(batch), device=batch.response_mask.device)])
+        return self.pass_limit.split(self.policy.passes(batch, gradient))
 
     @property
     def _trained(self) -> list[nn.Parameter]:
@@ -251,9 +228,9 @@ class GradientModule(PolicyModule, ABC):
         sums: list[Tensor | None] = [None] * len(trained)
         scaler: Any = None if self._trainer is None else getattr(self.trainer.precision_plugin, "scaler", None)
         scale = 1.0 if scaler is None else float(scaler.get_scale())  # prevents underflow of float16 gradients
-        for turns in passes:
+        for number, turns in enumerate(passes):
             part = batch[turns]
-            evaluation = self.policy.evaluate(part)
+            evaluation = self.policy.evaluate(part, self.dropout_seed and self.dropout_seed + number)
             loss = reduce(self.loss(part, evaluation), part.response_mask)
             with torch.autocast(self.device.type, enabled=False):
                 gradients = torch.autograd.grad(loss * scale, trained, allow_unused=True)
@@ -365,6 +342,7 @@ class GradientModule(PolicyModule, ABC):
             "lora_alpha": lora_alpha(self.policy),
             "skip_updates": self.skip_updates,
             "skipped_steps": self.finite_steps.state(),
+            "pass_turns": self.pass_limit.turns,
         }
         data = self.run_data
         if isinstance(data, RolloutDataModule) and data.has_untrained_minibatches:
@@ -387,6 +365,7 @@ class GradientModule(PolicyModule, ABC):
         self.skip_updates = bool(saved.get("skip_updates", False))
         if self.trainer.state.fn == "fit":
             self.finite_steps.load(saved.get("skipped_steps", [0, 0]))
+            self.pass_limit.turns = saved.get("pass_turns")
             if (recorded := saved.get("recorded_states")) is not None:
                 for lower, states in zip(lower_layers_of(self.policy), own_value(recorded), strict=True):
                     lower.load_recorded(states)
@@ -428,9 +407,31 @@ class GradientModule(PolicyModule, ABC):
             optimizer_closure()
             self.finite_steps.forget()
         else:
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+            closure = optimizer_closure and partial(self.within_memory, optimizer_closure)
+            super().optimizer_step(epoch, batch_idx, optimizer, closure)
         if batch_idx + 1 >= self.trainer.num_training_batches:
             self._measure_update()
+
+    def within_memory(self, compute: Callable[[], _T]) -> _T:
+        """Return ``compute()``; if memory runs out, call it again with smaller passes.
+
+        It is not called again on several ranks, which would have to make the same passes, and for accumulated
+        minibatches, whose gradients would be added twice.
+
+        Args:
+            compute: computes the gradient of a minibatch, in the passes of :meth:`passes`.
+
+        Raises:
+            ValueError: If memory runs out and ``compute`` is not called again.
+        """
+        repeats = self.world_size == 1 and (self._trainer is None or self.trainer.accumulate_grad_batches == 1)
+        return self.pass_limit.attempt(compute, self.finite_steps.place, self._undo if repeats else None)
+
+    def _undo(self) -> None:
+        """Drop what the current minibatch has recorded so far."""
+        self._means.drop_unsettled()
+        self.finite_steps.forget()
+        self.skip_updates = False
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Drop the gradients, without the profiling of the optimiser's own method, which takes longer than the rest."""

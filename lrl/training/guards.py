@@ -1,6 +1,7 @@
-"""Guards of a training run: losses and gradients that are not finite, SIGTERM and Ctrl-C, signals during a step.
+"""Guards of a training run: losses and gradients that are not finite, too little memory, and signals.
 
 :class:`FiniteSteps` stops a run whose loss is not finite and skips optimiser steps whose gradients are not.
+:class:`PassLimit` repeats a minibatch in smaller passes if memory runs out.
 :class:`Interruption` ends a run at the next complete step, with a checkpoint that resumes bit-identically.
 :class:`DeferredSignals` delays the handlers of other signals while weights change.
 """
@@ -12,7 +13,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,8 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from lrl.faults import out_of_memory
 
 _MAX_SKIPPED = 10
 """Number of consecutive optimiser steps that may be skipped because their gradients are not finite."""
@@ -120,6 +123,11 @@ class FiniteSteps:
     def _collection(self) -> int:
         return self._module[0].current_epoch + 1
 
+    @property
+    def place(self) -> str:
+        """The current minibatch, for messages."""
+        return self._place(self._minibatch)
+
     def _place(self, minibatch: int) -> str:
         return f"minibatch {minibatch + 1} of collection {self._collection}"
 
@@ -138,10 +146,68 @@ def weights_are_finite(module: L.LightningModule) -> bool:
     return not float(module.trainer.strategy.reduce(missing, reduce_op="sum"))
 
 
+# Too little memory.
+
+_T = TypeVar("_T")
+
+
+class PassLimit:
+    """Limits the number of turns of a forward pass of an update, and halves the limit when memory runs out."""
+
+    def __init__(self) -> None:
+        self.turns: int | None = None
+        """Maximum number of turns of a pass; None if there is no limit."""
+        self._largest = 0
+        """Number of turns of the largest pass of the current minibatch."""
+
+    def split(self, passes: Sequence[Tensor]) -> list[Tensor]:
+        """Split the passes that are too large.
+
+        Args:
+            passes: turns of each pass, int64 ``(turn,)``.
+        """
+        split = passes if self.turns is None else [part for turns in passes for part in turns.split(self.turns)]
+        self._largest = max(map(len, split), default=0)
+        return [*split]
+
+    def attempt(self, work: Callable[[], _T], place: str, undo: Callable[[], None] | None) -> _T:
+        """Return ``work()``; when memory runs out, halve the limit and call it again.
+
+        Args:
+            work: computes the gradient of a minibatch in passes that :meth:`split` returned.
+            place: the minibatch, for messages.
+            undo: drops what a failed call of ``work`` recorded; None does not call ``work`` again.
+
+        Raises:
+            ValueError: If memory runs out, and ``work`` is not called again or has passes of one turn already.
+        """
+        before = 0
+        while True:
+            try:
+                result = work()
+                break
+            except (MemoryError, RuntimeError) as error:
+                reason = out_of_memory(error)
+                if reason is None:
+                    raise
+                if undo is None or self._largest < 2:
+                    raise ValueError(
+                        f"memory ran out in {place}, in a pass of {self._largest} turns ({reason}); a larger "
+                        "data.num_minibatches, shorter texts or gradient_checkpointing need less."
+                    ) from error
+            undo()  # not in the handler, in which the tensors of the failed call exist
+            before, self.turns = before or self._largest, -(-self._largest // 2)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        if before:
+            text = "memory ran out in %s for a pass of %d turns; from now on a pass has at most %d turns"
+            logging.getLogger("lrl").warning(text, place, before, self.turns)
+        return result
+
+
 # SIGTERM and Ctrl-C.
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_T = TypeVar("_T")
 
 
 class _AbandonedError(BaseException):
