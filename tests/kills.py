@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 LIBRARIES = ("gymnasium", "lightning.pytorch", "transformers.models.llama.modeling_llama", "lrl.cli.main", "commands")
+ROOT = Path(__file__).parents[1]
 MOMENTS = ("collection", "update", "checkpoint write", "validation", "search", "other")
 ATTEMPTS = 8
 """Number of times that a case is repeated with another delay if the run ended before it was killed."""
@@ -242,7 +243,7 @@ def differences(whole: Path, resumed: Path) -> list[str]:
 
     found = []
     states = [torch.load(one / "run/checkpoints/last.ckpt", weights_only=True) for one in (whole, resumed)]
-    found += _unequal(*states, "")
+    found += unequal(*states, "")
     rows = [list(csv.DictReader((one / "run/metrics.csv").open(newline=""))) for one in (whole, resumed)]
     for row in (row for table in rows for row in table):
         for name in [name for name in row if name.startswith("throughput/") or name in _CLOCKED]:
@@ -261,13 +262,13 @@ _REWRITTEN = ".val_loop.batch_progress."
 """Part of the names of Lightning's counters of validations, to which a resume gives other numbers of the same state."""
 
 
-def _unequal(one: Any, other: Any, name: str) -> list[str]:
+def unequal(one: Any, other: Any, name: str) -> list[str]:
     """Return the names of the parts of two nested values that differ."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         one, other = dict(enumerate(one)), dict(enumerate(other))
     if isinstance(one, dict) and isinstance(other, dict):
         keys = sorted({*one, *other}, key=str)
-        found = [_unequal(one.get(key, _MISSING), other.get(key, _MISSING), f"{name}.{key}") for key in keys]
+        found = [unequal(one.get(key, _MISSING), other.get(key, _MISSING), f"{name}.{key}") for key in keys]
         return [part for parts in found for part in parts]
     return [] if bytes_of(one) == bytes_of(other) or name.endswith(_OWN) or _REWRITTEN in name else [name]
 
