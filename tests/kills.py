@@ -54,7 +54,7 @@ _COLLECTIONS = 4
 
 
 class Moment:
-    """What a process is doing, in a file that other processes read while it runs and after its end."""
+    """Stores what a process is doing in a file, which other processes read while it runs and after its end."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
