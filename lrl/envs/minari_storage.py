@@ -234,7 +234,7 @@ class DatasetWriter:
         self._parts: list[Path] = []
         self._num_episodes = 0
         self._size = 0
-        """Number of bytes of the file that is being written."""
+        """Number of bytes of the file that is being written; 0 if it is not known yet."""
         self._finished = False
 
     def add(self, episodes: Sequence[Mapping[str, Any]]) -> None:
@@ -334,6 +334,7 @@ class DatasetWriter:
     @contextmanager
     def _writing(self, folder: Path) -> Iterator[None]:
         """Suppress output while a folder is written, and remove the folder after an error."""
+        self._size = 0
         try:
             with suppress_output():
                 yield
