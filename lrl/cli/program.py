@@ -26,6 +26,7 @@ COMMANDS = {
     "consolidate": "write a sharded checkpoint (FSDP2) as one file",
     "collect": "record episodes as a Minari data set, or export a data set as JSON lines",
     "plot": "draw a logged metric of runs, with a 95% interval over seeds",
+    "report": "write what runs did, with alarms, curves and episodes, as one HTML file",
     "table": "print a table of runs with one row per configuration",
     "compare": "compare runs with baseline runs, paired by seed",
     "run_seeds": "train one experiment on several seeds that follow a rule",

@@ -36,10 +36,10 @@ class Transcripts(L.Callback):
     checkpoint within a collection contains them, because a resumed run trains on the stored turns without playing the
     episodes again.
 
-    In ``transcripts.jsonl``, each turn also has lists with one element per sampled token: ``tokens``, their texts;
-    ``logprobs`` while sampling; ``new_logprobs`` with the weights after training on the collection; ``advantages``; and
-    ``values`` if there is a critic. A policy that writes no text has no ``tokens``, because its only token is the
-    action. ``new_logprobs`` are missing if the weights are sharded.
+    In ``transcripts.jsonl``, each turn also says whether its action is ``valid``, and has lists with one element per
+    sampled token: ``tokens``, their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after
+    training on the collection; ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no
+    ``tokens``, because its only token is the action. ``new_logprobs`` are missing if the weights are sharded.
 
     Args:
         every_n_collections: one in this many collections is written, beginning with the first.
@@ -147,6 +147,8 @@ def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
 def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     rows = (rollout.active.flatten().cumsum(0) - 1).view_as(rollout.active)[:, env].tolist()
+    valid = rollout.metrics.get("action_valid")  # in the order of the rows
+    valid = None if valid is None or len(valid) != rollout.num_turns else valid.tolist()
     times = rollout.active[:, env].nonzero()[:, 0].tolist()
     for time in times:
         turns.append(
@@ -159,6 +161,8 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
             }
         )
+        if valid is not None:
+            turns[-1]["valid"] = bool(valid[rows[time]])
         terminated, truncated = bool(rollout.terminated[time, env]), bool(rollout.truncated[time, env])
         if terminated or truncated or time == times[-1]:
             yield {
