@@ -36,7 +36,7 @@ quickstart: quickstart-steps $(VENV)/.installed
 	rm -rf $(RUN)
 	$(BIN)/lrl fit --config configs/frozen_lake/grpo.yaml --run_directory $(RUN)
 	$(BIN)/lrl evaluate --checkpoint $(RUN)/checkpoints/last.ckpt --json $(RUN)/evaluation.json
-	@echo "Pictures, transcripts and metrics are in $(RUN)"
+	$(BIN)/lrl report $(RUN)
 
 smollm2: $(VENV)/.installed
 	$(BIN)/lrl fetch smollm2
@@ -45,7 +45,7 @@ quickstart-smollm2: smollm2
 	rm -rf $(RUN)-smollm2
 	$(BIN)/lrl fit --config configs/frozen_lake/grpo_smollm2.yaml --run_directory $(RUN)-smollm2
 	$(BIN)/lrl evaluate --checkpoint $(RUN)-smollm2/checkpoints/last.ckpt --json $(RUN)-smollm2/evaluation.json
-	@echo "Pictures, transcripts and metrics are in $(RUN)-smollm2"
+	$(BIN)/lrl report $(RUN)-smollm2
 
 # A larger young generation makes Node.js collect less often, which saves pyright some CPU time.
 lint: $(VENV)/.installed

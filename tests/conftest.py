@@ -5,6 +5,7 @@ import os
 # Bit-identical resumes are promised on one thread: with several, the matrix library sums in another order from run to
 # run. Set before torch is imported; child processes inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["LRL_REPORT"] = "0"  # runs of tests write no report.html, which takes a second
 
 import fcntl
 import gc

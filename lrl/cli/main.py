@@ -238,8 +238,23 @@ class LRLCLI(LightningCLI):
         raised = [f"--{key} {2 * limit}" for key, (done, limit) in limits.items() if limit and 0 < limit <= done]
         played = ("evaluate", "watch") if isinstance(self.model, PolicyModule) else ()
         self.run_directory.log_results()
+        self._write_report(self.run_directory.path)
         further = ("plot", "compare", "resume") if raised else ("plot", "compare")
         self.run_directory.log_commands("checkpoint", *played, *further, raised=" ".join(raised))
+
+    def _write_report(self, run: Path) -> None:
+        """Write the report into the run directory, unless the environment variable ``LRL_REPORT`` is 0."""
+        if os.environ.get("LRL_REPORT", "1") == "0":
+            return
+        from lrl.cli.report import REPORT, findings
+        from lrl.evaluation.report_page import write_report
+
+        try:
+            write_report([run], run / REPORT, diagnose=findings)
+        except Exception as error:  # the run itself has ended well
+            logging.getLogger("lrl").warning("the report of the run could not be written: %s", error)
+        else:
+            logging.getLogger("lrl").info("%-10s  %s", "report", os.path.relpath(run / REPORT))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, without Lightning's warning that these are not those of the process."""

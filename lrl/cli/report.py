@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,10 +52,10 @@ def _directories(names: Sequence[str], key: str) -> list[Path]:
 
 
 def findings(run: Path) -> Sequence[Any]:
-    """Return what the detectors of ``lrl.diagnosis`` find in a run; nothing if that package is not there."""
-    if importlib.util.find_spec("lrl.diagnosis") is None:
-        return []
-    return importlib.import_module("lrl.diagnosis.metrics").diagnose(run)
+    """Return what the detectors of ``lrl.diagnosis`` find in a run."""
+    from lrl.diagnosis.metrics import diagnose
+
+    return diagnose(run)
 
 
 main = command(report)

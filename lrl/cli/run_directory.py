@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,7 @@ class RunDirectory:
         if "SLURM_JOB_ID" in os.environ:
             (self.path / _RESTART).write_text(f"{_restarts()}\n", encoding="utf-8")
         logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
+        logging.getLogger("lrl").debug("machine: %s", _machine())
 
     def restart_from(self) -> Path | None:
         """Return the newest checkpoint in the directory if a Slurm job was restarted; None if there is none.
@@ -291,6 +294,12 @@ def commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return result.stdout.strip() or "unknown"
+
+
+def _machine() -> str:
+    """Return the system, the number of CPU cores and the versions of the main packages."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "lightning", "gymnasium"))
+    return f"{platform.platform()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, {packages}"
 
 
 def _contains(run: Path, checkpoint: Path) -> bool:

@@ -136,7 +136,12 @@ def _panels(report: RunReport) -> dict[str, dict[str, tuple[np.ndarray, np.ndarr
     if report.dead_groups is not None:
         panels["share of dead groups"] = {"groups with equal returns": report.dead_groups}
     panels["seconds by phase"] = _phases(metrics)
-    return {title: lines for title, lines in panels.items() if any(len(places) for places, _ in lines.values())}
+    return {title: lines for title, lines in panels.items() if any(_is_shown(name, lines[name][1]) for name in lines)}
+
+
+def _is_shown(label: str, values: np.ndarray) -> bool:
+    """Return whether a curve contains anything; counts of failures do only if there are some."""
+    return len(values) > 0 and (label not in ("skipped steps", "failed", "duplicates") or bool(values.any()))
 
 
 def _label(name: str) -> str:

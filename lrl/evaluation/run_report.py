@@ -167,8 +167,8 @@ def read_metrics(run: Path, problems: list[str]) -> Metrics:
     except (OSError, ValueError, csv.Error):
         problems.append("metrics.csv cannot be read, so there are no curves.")
         return Metrics(columns={})
-    if not rows:
-        problems.append("metrics.csv has no rows yet.")
+    if not any(rows):
+        problems.append("metrics.csv has no numbers.")
     clock = next((name for name in ("env_steps", "optimizer_steps") if any(f"clock/{name}" in row for row in rows)), "")
     places = _collections([row.get(f"clock/{clock}", math.nan) for row in rows], [_is_training(row) for row in rows])
     columns: dict[str, dict[float, float]] = {}

@@ -1,0 +1,84 @@
+"""The report of runs: what it says, what it escapes, and what it says of files that are missing or damaged."""
+
+import csv
+import json
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from lrl.cli.report import main
+from lrl.evaluation.report_page import write_report
+from lrl.evaluation.run_report import read_run
+
+NAMES = ["clock/env_steps", "clock/minutes", "rollout/return", "train/entropy", "throughput/env_steps_per_second"]
+ALARM = SimpleNamespace(
+    cause="entropy collapse", evidence="<i>0.0</i>", remedy="a smaller lr", confidence=0.9, collection=2
+)
+
+
+def make_run(folder, seed=0, lr=1e-3, gain=1.0):
+    """Write a run of six collections with two validations."""
+    folder.mkdir(parents=True)
+    config = {"seed_everything": seed, "model": {"class_path": "GRPOModule", "init_args": {"optimizer": {"lr": lr}}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "commit.txt").write_text("0123abc\n")
+    (folder / "run.log").write_text(" INFO run directory x\n DEBUG machine: a box\n INFO finished after 2.50 minutes\n")
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*NAMES, "val/return"])
+        writer.writeheader()
+        for place in range(6):
+            steps = 10 * (place + 1)
+            if place in (2, 5):  # logged before the training row of the same collection
+                writer.writerow({"clock/env_steps": steps, "val/return": gain * (0.5 if place == 2 else 0.4) + seed})
+            writer.writerow(dict(zip(NAMES, (steps, place / 60, place + seed, 1.0, 20.0))))
+    turn = {"turn": 0, "observation": "<script>alert(1)</script>", "response": "<b>UP", "reward": 1.0, "valid": True}
+    turn |= {"tokens": ["<b>", "UP"], "logprobs": [-1.0, -0.5], "new_logprobs": [-0.2, -0.5], "advantages": [2.0, -1.0]}
+    episode = {"collection": 0, "env": 0, "group": 0, "terminated": True, "truncated": False}
+    bad = turn | {"valid": False, "new_logprobs": [-1.0, -0.5]}
+    episodes = [episode | {"return": 1.0, "turns": [turn]}, episode | {"env": 3, "return": -1.0, "turns": [bad] * 6}]
+    (folder / "transcripts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in episodes))
+    return folder
+
+
+def test_the_report_of_a_run_has_verdict_alarms_curves_and_escaped_episodes(tmp_path):
+    run = make_run(tmp_path / "run")
+    write_report([run], run / "report.html", diagnose=lambda run: [ALARM])
+    page = (run / "report.html").read_text()
+    assert (
+        "best 0.5 at collection 2, last 0.4 at collection 5. 1 alarm; the most certain cause: entropy collapse" in page
+    )
+    assert page.count("<svg") >= 3 and "#dc2626" in page and len(page) < 1_000_000
+    assert "alert(1)" in page and "<script" not in page and "<b>" not in page and "<i>" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")  # nothing is loaded from the network
+    episodes = read_run(run).episodes
+    assert [one.title.split()[0] for one in episodes] == ["Best", "Worst", "First", "Most"]
+    first = episodes[0].turns[0].tokens[0]
+    assert (first.advantage, round(first.change, 3)) == (1.0, 0.451) and episodes[1].omitted == 2
+    facts = read_run(run).facts
+    assert (facts["machine and versions"], facts["commit"], facts["seed"]) == ("a box", "0123abc", "0")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "transcripts.jsonl", "commit.txt", "run.log"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff{[a,b\n1,x,\n"])
+def test_a_missing_or_damaged_file_is_no_error(name, content, tmp_path):
+    run = make_run(tmp_path / "run")
+    (run / name).unlink()
+    if content is not None:
+        (run / name).write_bytes(content)
+    report = read_run(run)
+    assert all(problem.endswith(".") for problem in report.problems)
+    assert report.problems or name in ("run.log", "commit.txt", "config.yaml", "transcripts.jsonl")
+    assert ("has not finished" in report.verdict) == (name == "run.log")
+
+
+def test_several_runs_are_grouped_and_paired(tmp_path, capsys):
+    small = [str(make_run(tmp_path / f"small{seed}", seed)) for seed in range(5)]
+    large = [str(make_run(tmp_path / f"large{seed}", seed, lr=1e-2, gain=2.0)) for seed in range(5)]
+    main("lrl report", [*large, "--baseline", *small, "--out", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text()
+    assert "+0.400 (+0.400 to +0.400)" in page and "lr=0.01" in page and "2.800 (" in page
+    assert page.count("<details") == 5 and "probability of improvement" in page
+    with pytest.raises(SystemExit):
+        main("lrl report", [str(tmp_path / "absent")])
+    assert "name a run directory" in capsys.readouterr().err
