@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,14 @@ CONFIGS = {
 NAME = "--model.init_args.policy.init_args.language_model.name"
 FIRST_LINE = re.compile(r"(collection|batch|epoch|proposal|pass) \d+")
 """Beginning of a line about the progress of a run."""
-LIMIT = 60.0
+LIMIT = 30.0
 """CPU seconds after which a run without such a line is stopped."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--only", default="*/*", help="pattern of configurations, such as frozen_lake/*")
+    parser.add_argument("--skip", default="", help="pattern of configurations that are left out, such as *smollm2*")
 
 
 def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -46,16 +48,20 @@ def main(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     The data sets are those of ``MINARI_DATASETS_PATH``. A run in the file of ``--json`` is not repeated.
     """
-    kept = json.loads(options.json.read_text())["runs"] if options.json and options.json.exists() else []
+    kept = json.loads(options.json.read_text())["configurations"] if options.json and options.json.exists() else []
     found = {run["config"]: run for run in kept if "error" not in run}
     for config in sorted((ROOT / "configs").glob(f"{options.only}.yaml")):
         name, head = str(config.relative_to(ROOT / "configs")), config.read_text().partition("\nmodel:")[0]
-        if config.parent.name == "overlays" or re.search("one GPU|--trainer.accelerator gpu", head):
+        if (
+            config.parent.name == "overlays"
+            or fnmatch(name, f"{options.skip}.yaml")
+            or re.search("one GPU|--trainer.accelerator gpu", head)
+        ):
             continue
         if name not in found:
             found[name] = {"config": name, **first_line(config)}
             print(found[name], flush=True)
-        yield {"title": "Memory and time until the first line", "runs": [found[one] for one in sorted(found)]}
+        yield {"title": "Memory and time until the first line", "configurations": [found[one] for one in sorted(found)]}
 
 
 def first_line(config: Path) -> dict[str, Any]:

@@ -173,15 +173,24 @@ def _headlines(names: Sequence[str], results: Results, page: Path) -> str:
 
 
 def _configs(words: Sequence[str], results: Results, page: Path) -> str:
-    rows = []
+    rows, costs = [], results.get("benchmark_configurations", {}).get("configurations", ())
+    cost_of = {cost["config"]: _cost_text(cost) for cost in costs}
     for config in sorted(Path("configs").glob("*/*.yaml")):
         if config.parent.name == "overlays":
             continue
         result = next((one for one in results.values() if "metric" in one and _is_result_of(one, config)), None)
-        cells = [f"[`{config.relative_to('configs')}`]({_link(config, page)})", *_shown(config)]
+        name = str(config.relative_to("configs"))
+        cells = [f"[`{name}`]({_link(config, page)})", *_shown(config), cost_of.get(name, "")]
         cells += ["", "not measured"] if result is None else [minutes_text(result), figure_text(result)]
         rows.append([*cells, f"[notebook]({_link(_notebook(config), page)})"])
-    return markdown_table(["config", "what it shows", "hardware", "minutes", "result", "link"], rows)
+    heads = ["config", "what it shows", "hardware", "memory, first line", "minutes", "result", "link"]
+    return markdown_table(heads, rows)
+
+
+def _cost_text(cost: dict[str, Any]) -> str:
+    """Return the memory until the first line of a run and its CPU seconds, measured by ``benchmark.py runs``."""
+    seconds = f"{cost['cpu_seconds']:.0f} s"
+    return f"{cost['peak_gb']:.1f} GB, {seconds if cost['line'] else f'over {seconds}'}"
 
 
 def _shown(config: Path) -> tuple[str, str]:
