@@ -174,7 +174,7 @@ def _headlines(names: Sequence[str], results: Results, page: Path) -> str:
 
 def _configs(words: Sequence[str], results: Results, page: Path) -> str:
     rows, costs = [], results.get("benchmark_configurations", {}).get("configurations", ())
-    cost_of = {cost["config"]: _cost_text(cost) for cost in costs}
+    cost_of = {cost["config"]: _cost_text(cost) for cost in costs if "line" in cost}
     for config in sorted(Path("configs").glob("*/*.yaml")):
         if config.parent.name == "overlays":
             continue

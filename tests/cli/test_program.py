@@ -1,11 +1,13 @@
 """The subcommands of the one program."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
 from commands import run_words
 
+from lrl.cli import program
 from lrl.cli.program import COMMANDS, TRAINER_COMMANDS, main, with_configuration
 
 HELP = """
@@ -39,6 +41,17 @@ def test_the_help_of_all_commands_and_a_misspelt_key_take_less_than_three_second
 def test_an_unknown_command_is_one_sentence(word, sentence):
     done = run_words(["python", "-m", "lrl", word])
     assert done.returncode == 2 and sentence in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_libraries_are_imported_without_garbage_collection_unless_they_have_been_imported_before(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(program.gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    with program._without_collection():
+        assert gc.isenabled()
+    monkeypatch.delitem(sys.modules, "torch")
+    with program._without_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled() and frozen == [False]
 
 
 def test_ctrl_c_while_modules_are_imported_prints_no_traceback(monkeypatch, capsys):
