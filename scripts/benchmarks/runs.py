@@ -76,7 +76,7 @@ def first_line(config: Path) -> dict[str, Any]:
     arguments = yaml.safe_load(config.read_text())["model"]["init_args"]
     if "init_from" in arguments:
         settings["--model.init_args.init_from"] = "null"
-    if arguments["policy"].get("init_args", {}).get("language_model", {}).get("name", "").startswith("runs/"):
+    if arguments.get("policy", {}).get("init_args", {}).get("language_model", {}).get("name", "").startswith("runs/"):
         settings[NAME] = "smollm2-135m"
     with tempfile.TemporaryDirectory() as place:
         settings["--run_directory"] = f"{place}/run"
