@@ -65,13 +65,22 @@ def read_transcripts(path: Path, problems: list[str]) -> list[dict[str, Any]]:
         for line in lines:
             try:
                 episode = json.loads(line)
-                float(episode["return"]), int(episode["collection"]), [turn["response"] for turn in episode["turns"]]
+                _check(episode)
                 episodes.append(episode)
             except (ValueError, KeyError, TypeError):
                 damaged += 1
     if damaged:
         problems.append(f"{counted(damaged, 'line')} of transcripts.jsonl could not be read.")
     return [episode for episode in episodes if episode["turns"]]
+
+
+def _check(episode: Mapping[str, Any]) -> None:
+    """Raise a ValueError, KeyError or TypeError if an episode lacks what is shown of it."""
+    numbers = [episode["return"], episode["collection"], *(turn["reward"] for turn in episode["turns"])]
+    if not all(isinstance(number, (int, float)) for number in numbers) or any(
+        "response" not in turn for turn in episode["turns"]
+    ):
+        raise ValueError("returns, collections and rewards must be numbers, and each turn must have a response.")
 
 
 def chosen_episodes(episodes: Sequence[dict[str, Any]]) -> Iterator[ShownEpisode]:

@@ -1,4 +1,4 @@
-"""What the report of a run shows, read from its run directory: verdict, curves, transcripts, settings and commands.
+"""Read what the report of a run shows from its run directory: verdict, curves, episodes, settings and commands.
 
 A missing or damaged file never raises; it becomes one sentence in :attr:`RunReport.problems`.
 """
@@ -28,7 +28,7 @@ _MAX_PICTURE_BYTES = 300_000
 
 
 class Finding(Protocol):
-    """What a detector found in a run."""
+    """Describes a mistake or a problem of a run, found by a detector."""
 
     @property
     def cause(self) -> str:
@@ -37,12 +37,12 @@ class Finding(Protocol):
 
     @property
     def evidence(self) -> str:
-        """Where it shows, with numbers."""
+        """Numbers that show it, and where they are."""
         ...
 
     @property
     def remedy(self) -> str:
-        """What to try."""
+        """A change to try."""
         ...
 
     @property
@@ -167,8 +167,8 @@ def read_metrics(run: Path, problems: list[str]) -> Metrics:
     except (OSError, ValueError, csv.Error):
         problems.append("metrics.csv cannot be read, so there are no curves.")
         return Metrics(columns={})
-    if not any(rows):
-        problems.append("metrics.csv has no numbers.")
+    if not any(name.startswith("clock/") for row in rows for name in row):
+        problems.append("metrics.csv has no rows of metrics.")
     clock = next((name for name in ("env_steps", "optimizer_steps") if any(f"clock/{name}" in row for row in rows)), "")
     places = _collections([row.get(f"clock/{clock}", math.nan) for row in rows], [_is_training(row) for row in rows])
     columns: dict[str, dict[float, float]] = {}
