@@ -113,7 +113,7 @@ def read_run(run: Path, findings: Sequence[Finding] = ()) -> RunReport:
     config_text = _text(run / "config.yaml", problems)
     config = _config(config_text, problems)
     metrics = read_metrics(run, problems)
-    transcripts = read_transcripts(run / "transcripts.jsonl", problems) if "rollout/return" in metrics else []
+    transcripts = read_transcripts(run / "transcripts.jsonl", problems) if metrics.unit == "collection" else []
     states = _states(run / "groups.csv", problems)
     return RunReport(
         path=run,
