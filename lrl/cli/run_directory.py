@@ -275,11 +275,11 @@ def _environment(run: Path) -> Any:
 
 
 def experiment_name(configs: list[str]) -> str:
-    """Return ``<env>/<algorithm>`` of the first configuration file that is not an overlay."""
+    """Return ``<folder>/<file>`` of the first configuration that is not an overlay, or ``<file>`` without a folder."""
     for config in configs:
         path = Path(config)
-        if path.parent.name not in ("overlays", "") and path.name != "base.yaml":
-            return f"{path.parent.name}/{path.stem}"
+        if path.parent.name != "overlays" and path.name != "base.yaml":
+            return "/".join(filter(None, (path.parent.name, path.stem)))
     return "unnamed"
 
 

@@ -231,6 +231,8 @@ def test_a_run_directory_belongs_to_one_launch(tmp_path, monkeypatch):
 
 def test_an_experiment_is_named_by_its_file_not_by_an_overlay():
     assert experiment_name(["configs/frozen_lake/grpo.yaml", "configs/overlays/debug.yaml"]) == "frozen_lake/grpo"
+    assert experiment_name(["configs/overlays/debug.yaml", "my_run.yaml"]) == "my_run"
+    assert experiment_name([]) == "unnamed"
 
 
 def test_a_checkpoint_is_found_in_a_run_directory(tmp_path):
