@@ -85,7 +85,8 @@ class ConsoleProgress(L.Callback):
         self._began, self._first = time.monotonic(), trainer.current_epoch
         self._advance(trainer.current_epoch, limit := _num_collections(trainer, pl_module))
         self._begin_phase(trainer)
-        if trainer.ckpt_path and trainer.is_global_zero:
+        spent = getattr(getattr(trainer, "datamodule", None), "spent", False)
+        if trainer.ckpt_path and trainer.is_global_zero and not spent:
             total = f"/{limit}" if limit else ""
             logging.getLogger("lrl").info("continues with collection %d%s", trainer.current_epoch + 1, total)
         console = Console(stderr=True, soft_wrap=True)  # lines with paths stay whole
