@@ -128,7 +128,7 @@ def test_a_run_that_a_number_of_env_steps_ends_counts_them_and_reports_its_end(t
     trainer, data = make_trainer(tmp_path, ConsoleProgress()), rollout_data("episodes")
     trainer.fit_loop.max_epochs, data.max_env_steps = 1000, 200
     with caplog.at_level(logging.INFO, logger="lrl"):
-        trainer.fit(grpo(save_tiny_model(tmp_path / "tiny")), datamodule=data)
+        trainer.fit(grpo(save_tiny_model(tmp_path / "tiny"), optimizer={"schedule": "constant"}), datamodule=data)
     first, *_, last = [line for line in caplog.messages if line.startswith("collection ")]
     pattern = r"collection (\d+)  \d.\d min  env steps (\d+)/200  return"
     assert re.match(pattern, first)[1] == "1"
