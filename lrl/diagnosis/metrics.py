@@ -68,7 +68,7 @@ def _solved(columns: Columns) -> bool:
 def disagreement(columns: Columns) -> Iterator[Finding]:
     """Detect sampling and training that compute different log-probabilities with the same weights."""
     errors = columns.get("train/ratio_error", np.zeros(0))
-    wrong = np.flatnonzero(errors > 0.05)
+    wrong = np.flatnonzero(errors > 0.2)  # bfloat16 alone gives up to 0.1
     if len(wrong) and "train/importance_ratio" not in columns:
         yield Finding(
             cause="sampling and training disagree",
