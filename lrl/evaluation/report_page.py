@@ -84,7 +84,7 @@ def write_report(
     reports = [read_run(run, _diagnosed(run, diagnose)) for run in runs]
     several = _several(runs, baseline) if len(runs) > 1 else {}
     page = _render(
-        title="Report of " + (reports[0].name if len(runs) == 1 else f"{len(runs)} runs"),
+        title="Report of " + _named(reports[0].name, len(runs), len(baseline)),
         single=len(runs) == 1,
         reports=[(report, _figures(report) if len(runs) == 1 else []) for report in reports],
         differences=_differences(runs[0], baseline) if len(runs) == 1 and baseline else None,
@@ -92,6 +92,11 @@ def write_report(
     )
     with write_whole(out) as file:
         file.write(page)
+
+
+def _named(first: str, runs: int, baselines: int) -> str:
+    """Return what a report is about."""
+    return (first if runs == 1 else f"{runs} runs") + (f" and {baselines} of the baseline" if baselines else "")
 
 
 def _diagnosed(run: Path, diagnose: Callable[[Path], Sequence[Finding]]) -> Sequence[Finding]:
