@@ -214,7 +214,7 @@ def children_of_this_process(monkeypatch):
 def test_another_command_runs(command, trained, datasets, tmp_path):
     run = trained("lrl fit --config configs/frozen_lake/grpo.yaml") if "runs/" in command else tmp_path
     command = re.sub(r"runs/\S*last\.ckpt", str(run / "checkpoints" / "last.ckpt"), command)
-    command = re.sub(r"^(lrl (?:compare|plot|table)) runs/\S+", rf"\1 {run}", command)
+    command = re.sub(r"^(lrl (?:compare|plot|report|table)) runs/\S+", rf"\1 {run}", command)
     command = re.sub(r"(--baseline|--checkpoint) runs/\S+", rf"\1 {run}", command)
     command = re.sub(r"(--(?:json|out|tensorboard|capture_video)) \S+", rf"\1 {tmp_path}/out", command)
     command += " --episodes 4" if re.search("evaluate|success_table", command) else ""

@@ -279,6 +279,7 @@ def test_the_prompts_of_these_runs_continue_those_of_the_turn_before(folder, tmp
     assert sum(continued) >= 12
 
 
+@pytest.mark.filterwarnings("ignore:model.optimizer.schedule")
 def test_a_run_whose_budget_of_steps_is_spent_ends_at_once_when_it_is_resumed(folder, tmp_path):
     whole = fit(folder, "prompts", tmp_path, CollectionCheckpoint(1), data={"max_env_steps": 24})
     assert whole.current_epoch == 2 < COLLECTIONS

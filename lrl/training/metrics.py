@@ -170,8 +170,8 @@ def log_row(logger: Logger, row: Mapping[str, float], step: int) -> None:
         step: step of the row.
     """
     if rank_zero_only.rank != 0:
-        return
-    if type(logger) is CSVLogger:
+        logger.log_metrics(dict(row), step)  # loggers ignore the other ranks themselves
+    elif type(logger) is CSVLogger:
         _log_csv_row(logger, row, step)
     elif type(logger) is TensorBoardLogger:
         from torch.utils.tensorboard.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
