@@ -29,7 +29,7 @@ NOT_RUN = re.compile(
     r"^(lrl (consolidate|fetch|merge|run_seeds|search_table|sweep|zero_shot) "
     r"|lrl (?!fit).*(my_package|my-|runs/(room|problems|my_)|smollm2|--api_url|--model merged|/noise )"
     r"|lrl fit .*(--config (?!configs/)|LearnedReward|CloneLikelihoodReward|/reward_model\.yaml --)"
-    r"|python (server/|check\.py|scripts/credit_truth.py --json|scripts/benchmark.py (gpu|runs|served)\b))"
+    r"|python (server/|check\.py|scripts/credit_truth.py --json|scripts/benchmark.py (gpu|processes|runs|served)\b))"
 )
 """Commands that take hours, or need a hub, a server, a GPU or what another of them has written. Those of the guides are
 run by `tests/test_extending.py`."""
