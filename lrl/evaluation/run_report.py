@@ -14,46 +14,18 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import yaml
 
+from lrl.diagnosis.detectors import Finding
 from lrl.evaluation.comparison import minutes_of
 from lrl.evaluation.pictures import axis_label, metrics_file
 from lrl.evaluation.report_episodes import ShownEpisode, chosen_episodes, counted, read_transcripts
 from lrl.evaluation.statistics import RESULT_METRICS
 
 _MAX_PICTURE_BYTES = 300_000
-
-
-class Finding(Protocol):
-    """Describes a mistake or a problem of a run, found by a detector."""
-
-    @property
-    def cause(self) -> str:
-        """Name of the cause."""
-        ...
-
-    @property
-    def evidence(self) -> str:
-        """Numbers that show it, and where they are."""
-        ...
-
-    @property
-    def remedy(self) -> str:
-        """A change to try."""
-        ...
-
-    @property
-    def confidence(self) -> float:
-        """From 0 to 1."""
-        ...
-
-    @property
-    def collection(self) -> int:
-        """First collection that shows it; -1 if it is not known."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
