@@ -28,7 +28,7 @@ from lrl.cli.program import main
         ("lrl watch --policy expert --env_id Pendulum-v1", "no expert is known for"),
         ("lrl watch --checkpoint nowhere", "nowhere"),
         ("lrl plot nowhere", "run is 'nowhere', which does not exist"),
-        ("python scripts/results.py keep x nowhere --title t", "nowhere"),
+        ("python scripts/results.py keep x nowhere --title t --all_started", "nowhere"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_status_2(command, said):

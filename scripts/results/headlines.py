@@ -16,6 +16,7 @@ import numpy as np
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.exact import Lake, lakes_of
 from lrl.evaluation.report import markdown_table
+from results.counts import HEADING, counts_text
 from results.summaries import final_values
 
 Read = Callable[[Callable[[str], dict[str, Any]]], str]
@@ -94,6 +95,8 @@ class Headline:
     """Number of parameters of the language model."""
     language_model: Read | None
     """A language model."""
+    runs: tuple[str, ...]
+    """Names of the results with the training runs of the network, if there is one, and of the language model."""
 
 
 _BABYAI_BOUNDS = {"random": cells("babyai_mixed_random"), "best": cells("babyai_mixed_bot")}
@@ -107,7 +110,8 @@ HEADLINES: Mapping[str, Headline] = {
         best=exact(lambda lake: lake.best_stationary),
         network=None,
         size="1.6M",
-        language_model=trained("frozen_lake_grpo"),
+        language_model=trained("frozen_lake_grpo_new"),
+        runs=("frozen_lake_grpo_new",),
     ),
     "cartpole": Headline(
         task="CartPole: return",
@@ -118,6 +122,7 @@ HEADLINES: Mapping[str, Headline] = {
         network=trained("cartpole_ppo_mlp"),
         size="1.6M",
         language_model=trained("cartpole_ppo_text"),
+        runs=("cartpole_ppo_mlp", "cartpole_ppo_text"),
     ),
     "babyai_zero_shot": Headline(
         task="BabyAI-Text, no distractors: success",
@@ -128,6 +133,7 @@ HEADLINES: Mapping[str, Headline] = {
         network=None,
         size="135M",
         language_model=cells("babyai_zero_shot_smollm2_cells"),
+        runs=("babyai_zero_shot_smollm2",),
     ),
     "babyai_reward_alone": Headline(
         task="BabyAI-Text, 0 to 5 distractors: success",
@@ -137,6 +143,7 @@ HEADLINES: Mapping[str, Headline] = {
         network=trained("babyai_ppo_mlp"),
         size="1.6M",
         language_model=trained("babyai_reward_alone"),
+        runs=("babyai_ppo_mlp", "babyai_reward_alone"),
     ),
     "babyai_demonstrations": Headline(
         task="BabyAI-Text, 0 to 5 distractors: success",
@@ -146,6 +153,7 @@ HEADLINES: Mapping[str, Headline] = {
         network=None,
         size="135M",
         language_model=trained("babyai_ppo_smollm2"),
+        runs=("babyai_ppo_smollm2",),
     ),
     "half_cheetah": Headline(
         task="HalfCheetah: return",
@@ -156,6 +164,7 @@ HEADLINES: Mapping[str, Headline] = {
         network=trained("half_cheetah_clone_mlp_100000"),
         size="1.6M",
         language_model=trained("half_cheetah_sft_decimals_100000"),
+        runs=("half_cheetah_clone_mlp_100000", "half_cheetah_sft_decimals_100000"),
     ),
 }
 """Rows by the name with which a page asks for them."""
@@ -180,5 +189,8 @@ def headlines_table(names: Sequence[str], kept: Callable[[str], dict[str, Any]],
         cells = ["not run" if read is None else read(kept) for read in (one.random, one.best, one.network)]
         model = "not run" if one.language_model is None else f"{one.size}: {one.language_model(kept)}"
         page = link(Path("docs/experiments") / f"{one.notebook}.md")
-        rows.append([f"[{one.task}]({page})", one.algorithm, *cells, model])
-    return markdown_table(["task", "trained by", "random", "best possible", "small network", "language model"], rows)
+        counts = [counts_text(kept(result)) for result in one.runs]
+        text = counts[0] if len(counts) == 1 else "network {}, model {}".format(*counts)
+        rows.append([f"[{one.task}]({page})", one.algorithm, *cells, model, text])
+    heads = ["task", "trained by", "random", "best possible", "small network", "language model", HEADING]
+    return markdown_table(heads, rows)

@@ -28,6 +28,7 @@ from lrl.evaluation.statistics import (
     without_seed,
 )
 from lrl.files import is_replaced
+from results.counts import HEADING, counts_text
 
 _POINTS = 50
 """Approximate number of points in a saved curve."""
@@ -366,13 +367,13 @@ def draw_rows(results: Sequence[dict[str, Any]], path: Path) -> Path:
 
 
 def learning_table(results: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table with one row per experiment: mean, interval over seeds, and minutes.
+    """Return a Markdown table with one row per experiment: mean, interval over seeds, counts of runs, and minutes.
 
     The interval is a bootstrap interval if the metric is bounded, else Student's interval. The values of fewer than
     five seeds are listed instead.
     """
-    rows = [[one["title"], figure_text(one), seeds_text(one), minutes_text(one)] for one in results]
-    return markdown_table(["experiment", "result", "seeds", "minutes"], rows)
+    rows = [[one["title"], figure_text(one), seeds_text(one), counts_text(one), minutes_text(one)] for one in results]
+    return markdown_table(["experiment", "result", "seeds", HEADING, "minutes"], rows)
 
 
 def commands_list(results: Sequence[dict[str, Any]]) -> str:

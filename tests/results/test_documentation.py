@@ -22,7 +22,7 @@ def test_only_the_text_between_the_marks_is_replaced():
     filled = fill_tables(Path("docs/a.md"), page("results r*"), {"r1": RESULT, "other": RESULT})
     lines = filled.splitlines()
     assert (lines[0], lines[-1], len(lines)) == ("a", "b", 14)
-    assert lines[4].startswith("| PPO, of course | return 5.000 | 1 | 2.0 |")
+    assert lines[4].startswith("| PPO, of course | return 5.000 | 1 | – | 2.0 |")
     assert fill_tables(Path("docs/a.md"), filled, {"r1": RESULT}) == filled
 
 
@@ -36,24 +36,25 @@ def test_a_headline_has_rounded_figures_with_their_seeds_beside_the_random_and_t
         name: {**RESULT, "runs": runs[:count]}
         for name, count in {"cartpole_ppo_mlp": 2, "cartpole_ppo_text": 1}.items()
     }
+    results["cartpole_ppo_mlp"]["counts"] = {"started": 4, "finished": 2, "failed": 1, "left_out": 1, "reasons": []}
     for name, value in {"baselines_random": 21.83, "experts": 500.0}.items():
         others = {"env_id": "Taxi-v4", "return_mean": 7.0}
         results[name] = {"environments": [others, {"env_id": "CartPole-v1", "return_mean": value}]}
-    row = "[CartPole: return](docs/experiments/cartpole.md) | PPO | 22 | 500 | 460 (2 seeds) | 1.6M: 460 (1 seed) |"
-    assert headline("cartpole", results) == f"| {row}"
+    row = "[CartPole: return](docs/experiments/cartpole.md) | PPO | 22 | 500 | 460 (2 seeds) | 1.6M: 460 (1 seed) "
+    assert headline("cartpole", results) == f"| {row}| network 4 / 1 / 1, model – |"
 
 
 def test_a_headline_of_frozen_lake_has_exact_bounds_and_says_what_was_not_run():
-    results = {"frozen_lake_grpo": {**RESULT, "runs": [{**RUN, "curve": {"val/return": [0.735]}}]}}
-    assert headline("frozen_lake", results).endswith("| 0.01 | 0.74 | not run | 1.6M: 0.74 (1 seed) |")
+    results = {"frozen_lake_grpo_new": {**RESULT, "runs": [{**RUN, "curve": {"val/return": [0.735]}}]}}
+    assert headline("frozen_lake", results).endswith("| 0.01 | 0.74 | not run | 1.6M: 0.74 (1 seed) | – |")
 
 
 def test_every_headline_has_its_results_and_its_notebook():
     kept = kept_results(Path("assets/results"))
     for name, one in HEADLINES.items():
         assert name and (Path("docs/experiments") / f"{one.notebook}.md").exists()
-        assert headline(name, kept).count("|") == 7
-    assert headline("babyai_zero_shot", kept).endswith("| 0.22 | 1.00 | not run | 135M: 0.94 (3 seeds) |")
+        assert headline(name, kept).count("|") == 8
+    assert headline("babyai_zero_shot", kept).endswith("| 0.22 | 1.00 | not run | 135M: 0.94 (3 seeds) | 3 / 0 / 0 |")
 
 
 def test_commands_are_folded_below_a_table_per_environment():

@@ -1,8 +1,11 @@
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
+from results.command import main
+from results.counts import counts_text, fault_of, run_counts, with_earlier_counts
 from results.documentation import benchmark_table, phases_table, pilots_table
 from results.summaries import (
     command_of,
@@ -312,3 +315,45 @@ def test_a_screening_lists_the_figures_of_each_seed_and_what_was_not_solved():
         "| a | 25,344 / not solved / 25,344 | 1.25 / – / 0.25 | 12 / – / 12 "
         "| 0.25 / 0.25 / 0.25 | 0.010 / 0.010 / 0.010 |"
     )
+
+
+def keep(*args):
+    main("results.py", ["keep", "one", "--title", "t", *map(str, args)])
+    return read_result(Path("assets/results/one.json"))
+
+
+def test_a_kept_result_counts_the_runs_that_are_not_in_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runs = [run_directory(tmp_path / f"seed{seed}", seed, [0.5]) for seed in range(3)]
+    reasons = ["--failed", "3: no memory", "--left_out", "4: stopped after an hour", "--left_out", "5: stopped"]
+    kept = keep(runs[0], runs[1], *reasons)
+    assert (counts_text(kept), kept["counts"]["finished"], fault_of("one", kept)) == ("5 / 1 / 2", 2, "")
+    assert kept["counts"]["reasons"][:2] == ["failed: 3: no memory", "left out: 4: stopped after an hour"]
+    assert counts_text(keep(runs[1], runs[2], "--all_started", "--add")) == "7 / 1 / 3", "seed 1 was run again"
+    run_directory(tmp_path / "seed0-interrupted-20261127-120000", 0, [])
+    assert counts_text(keep(runs[0], "--all_started", "--label", "a", "--rows", 10)) == "2 / 1 / 0"
+    main("results.py", ["count", "one", "--left_out", "9: stopped"])
+    assert counts_text(read_result(Path("assets/results/one.json"))) == "2 / 0 / 1"
+    unfinished = run_directory(tmp_path / "seed6", 6, [0.5], minutes="")
+    for args, sentence in (
+        ([runs[0]], "give either --all_started"),
+        ([runs[0], "--all_started", *reasons], "give either --all_started"),
+        ([runs[0], unfinished, "--all_started"], "the runs with the seeds 6 have not finished"),
+    ):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            keep(*args)
+        assert sentence in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_file_without_the_counts_of_its_runs_is_named():
+    result = {"runs": [{}, {}]}
+    unknown = {"started": None, "finished": 2, "failed": None, "left_out": 0, "reasons": ["not recorded"]}
+    assert fault_of("a", {"environments": []}) == "" and fault_of("a", result | {"counts": unknown}) == ""
+    assert counts_text(result | {"counts": unknown}) == counts_text(result) == "–"
+    assert "a has no counts of its runs" in fault_of("a", result)
+    wrong = {"finished": 3}, {"started": 2}, {"reasons": []}
+    sentences = "must count its 2 runs", "must be the sum", "without reasons"
+    for change, sentence in zip(wrong, sentences, strict=True):
+        assert sentence in fault_of("a", result | {"counts": unknown | change})
+    assert with_earlier_counts(run_counts(2, ["x"], []), unknown, 4)["started"] is None
