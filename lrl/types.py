@@ -302,6 +302,9 @@ class Rollout:
     state: Tensor | None = None
     """int64 ``(time, env)``: an integer for the observation before each turn, the same for equal observations, and 0
     where inactive; None unless the algorithm compares states."""
+    origin: Tensor | None = None
+    """int64 ``(time, env, 3)``: seed, number and noise seed (-1 without one) of the episode of each turn; with the same
+    actions, a reset with them repeats the episode."""
 
     @property
     def num_turns(self) -> int:

@@ -8,37 +8,18 @@ explains the recorded numbers is the cause.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from lrl.diagnosis.sample import Sample
+from lrl.diagnosis.credit import CREDIT_DETECTORS
+from lrl.diagnosis.episodes import EPISODE_DETECTORS, success_and_return
+from lrl.diagnosis.losses import LOSS_DETECTORS
+from lrl.diagnosis.sample import Finding, Sample
 
-_EQUAL = 1e-3
-"""Relative difference up to which recorded and recomputed advantages count as equal."""
 _LOGPROB_TOLERANCE = {False: 2e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
 _Z = 6.0
 """Number of standard errors from which a mean counts as different."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """Describes a mistake or a problem of a run."""
-
-    cause: str
-    """Short name of the cause."""
-    evidence: str
-    """Where it shows, with numbers."""
-    remedy: str
-    """What to try."""
-    confidence: float
-    """From 0 to 1; 1 if the numbers are contradictory."""
-    collection: int = -1
-    """First collection that shows it; -1 if it is not known."""
-    severity: Literal["error", "warning"] = "error"
-    """``error`` for what is certainly a mistake, ``warning`` for what may be intended."""
 
 
 SampleDetector = Callable[[Sample], Iterator[Finding]]
@@ -51,8 +32,9 @@ def diagnose_samples(samples: Sequence[Sample]) -> list[Finding]:
         for detector in DETECTORS:
             for finding in detector(sample):
                 found.setdefault(finding.cause, finding)
-    for finding in sampled_distribution(samples):
-        found.setdefault(finding.cause, finding)
+    for of_all in SERIES_DETECTORS:
+        for finding in of_all(samples):
+            found.setdefault(finding.cause, finding)
     return sorted(found.values(), key=lambda finding: -finding.confidence)
 
 
@@ -147,148 +129,6 @@ def _nonlinear(values: np.ndarray, of: np.ndarray) -> float:
     """Return the largest deviation of values from a linear function of others, as a share of their spread."""
     slope, offset = np.polyfit(of, values, 1)
     return float(np.abs(values - slope * of - offset).max() / values.std())
-
-
-# -- advantages -----------------------------------------------------------------------------------------------------
-
-
-def advantages(sample: Sample) -> Iterator[Finding]:
-    """Compare the advantages with those of the configured estimator, and with those of known mistakes."""
-    candidates = _HYPOTHESES.get(sample.settings["algorithm"])
-    first = sample["advantages"][:, 0]
-    if candidates is None or not np.isfinite(first).all() or first.std() == 0:
-        return
-    estimates = candidates(sample)
-    if not estimates:
-        return
-    correct = _distance(first, estimates.pop("correct"), sample)
-    if correct < _EQUAL:
-        return
-    distances = {cause: _distance(first, values, sample) for cause, values in estimates.items()}
-    cause = min(distances, key=lambda name: distances[name], default="")
-    explained = bool(cause) and distances[cause] < _EQUAL
-    turn = 0
-    yield Finding(
-        cause=cause if explained else "wrong advantages",
-        evidence=f"advantages differ from those of the configured estimator by {correct:.2g} of their spread"
-        + (f", and are those of this mistake up to {distances[cause]:.1g}" if explained else "")
-        + f" ({sample.place(turn)} has {first[turn]:.4g})",
-        remedy="compare the estimator of advantages, and the rewards and ends of episodes that it gets",
-        confidence=1.0 if explained else 0.8,
-        collection=sample.collection,
-    )
-
-
-def _distance(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> float:
-    """Return the largest difference of two arrays ``(turn,)`` as a share of the spread of the recorded one.
-
-    Normalised advantages are compared up to a positive factor and an offset, because a sample does not contain the
-    other turns of the collection.
-    """
-    scaled = sample.settings.get("credit", {}).get("normalise", False) or sample.settings["algorithm"].startswith(
-        "REINFORCE"
-    )
-    if scaled or sample.settings.get("advantage_scale") == "batch_std":
-        design = np.stack([expected, np.ones_like(expected)], axis=1)
-        (factor, offset), *_ = np.linalg.lstsq(design, recorded, rcond=None)
-        if factor <= 0:
-            return 2.0
-        expected = factor * expected + offset
-    return float(np.abs(recorded - expected).max() / max(recorded.std(), 1e-12))
-
-
-def gae(sample: Sample, *, gamma: float, lam: float, **mistakes: bool) -> np.ndarray:
-    """Return the advantages of turns by GAE, float64 ``(turn,)``, by a loop over each environment's turns.
-
-    Args:
-        sample: turns with values.
-        gamma: discount per turn.
-        lam: GAE coefficient per turn.
-        mistakes: ``across_ends`` adds rewards of the next episode; ``no_bootstrap`` uses no value where an episode is
-            truncated or goes on; ``bootstrap_terminal`` uses the value of the next episode after a terminal state;
-            ``negated`` negates the rewards.
-    """
-    values, out = sample["values"][:, 0], np.zeros(len(sample))
-    for turns in sample.envs():
-        carry, following = 0.0, 0.0
-        for turn in reversed(turns):
-            reward = float(sample["rewards"][turn]) * (-1 if mistakes.get("negated") else 1)
-            last = turn == turns[-1]
-            ended, cut = bool(sample["terminated"][turn]), bool(sample["cut"][turn])
-            next_value = following
-            if mistakes.get("across_ends") and not last:
-                pass
-            elif ended:
-                next_value = following if mistakes.get("bootstrap_terminal") else 0.0
-                carry = 0.0
-            elif cut:
-                next_value = 0.0 if mistakes.get("no_bootstrap") else float(sample["final_values"][turn])
-                carry = 0.0
-            delta = reward + gamma * next_value - values[turn]
-            carry = delta + gamma * lam * carry
-            out[turn], following = carry, float(values[turn])
-    return out
-
-
-def _ppo(sample: Sample) -> dict[str, np.ndarray]:
-    credit = sample.settings["credit"]
-    plain = not (credit["local_penalties"] or credit["bootstrap_last"]) and not sample.settings.get("kl", {}).get(
-        "coef"
-    )
-    one_token = sample["mask"].sum(1).max() == 1
-    if (credit["kind"] not in ("turn",) and not (one_token and credit["kind"] in ("nested", "token"))) or not plain:
-        return {}
-    discounts = {"gamma": credit["gamma"], "lam": credit["gae_lambda"]}
-    mistakes = {
-        "advantages leak across episodes": {"across_ends": True},
-        "truncation treated as termination": {"no_bootstrap": True},
-        "termination treated as truncation": {"bootstrap_terminal": True},
-        "reward has the wrong sign": {"negated": True},
-    }
-    estimates = {"correct": gae(sample, **discounts)}
-    estimates |= {cause: gae(sample, **discounts, **mistake) for cause, mistake in mistakes.items()}
-    estimates["undiscounted rewards"] = gae(sample, gamma=1.0, lam=discounts["lam"])
-    estimates["advantages are returns without baseline"] = estimates["correct"] + sample["values"][:, 0]
-    estimates["advantages are negated"] = -estimates["correct"]
-    return estimates
-
-
-def _grpo(sample: Sample) -> dict[str, np.ndarray]:
-    if sample.settings["credit"]["kind"] != "episode":
-        return {}
-    scale = sample.settings["advantage_scale"]
-    if scale == "batch_std":
-        scale = "none"  # compared up to a factor
-    returns, groups = np.zeros(len(sample)), sample["group"]
-    for turns in sample.envs():
-        returns[turns] = sample["rewards"][turns].sum()
-    env_first = np.array([turns[0] for turns in sample.envs()])
-
-    def relative(values: np.ndarray, of: np.ndarray, by: str) -> np.ndarray:
-        out = np.zeros(len(sample))
-        for group in np.unique(of):
-            members = env_first[of[env_first] == group]
-            mean, spread = values[members].mean(), values[members].std(ddof=1) if len(members) > 1 else 0.0
-            centred = values[of == group] - mean
-            if by == "group_std":
-                centred = np.zeros_like(centred) if spread < 1e-6 else centred / (spread + 1e-4)
-            out[of == group] = centred
-        return out
-
-    everything = np.zeros_like(groups)
-    correct = relative(returns, groups, scale)
-    return {
-        "correct": correct,
-        "advantages leak between groups": relative(returns, everything, scale),
-        "groups are not those of the episodes": relative(returns, np.roll(groups, 1), scale),
-        "reward has the wrong sign": relative(-returns, groups, scale),
-        "advantages are returns without baseline": returns,
-        "advantages are not scaled": relative(returns, groups, "none"),
-        "advantages are scaled": relative(returns, groups, "group_std"),
-    }
-
-
-_HYPOTHESES: dict[str, Callable[[Sample], dict[str, np.ndarray]]] = {"PPOValueHeadModule": _ppo, "GRPOModule": _grpo}
 
 
 # -- log-probabilities ----------------------------------------------------------------------------------------------
@@ -391,9 +231,13 @@ def rewards(sample: Sample) -> Iterator[Finding]:
 DETECTORS: tuple[SampleDetector, ...] = (
     trained_tokens,
     gradient_sign,
-    advantages,
     recorded_logprobs,
     reference,
+    *EPISODE_DETECTORS,
+    *CREDIT_DETECTORS,
     rewards,
+    *LOSS_DETECTORS,
 )
 """Detectors that use one sample."""
+SERIES_DETECTORS = (sampled_distribution, success_and_return)
+"""Detectors that use all samples of a run."""

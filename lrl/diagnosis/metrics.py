@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lrl.diagnosis.detectors import Finding, diagnose_samples
-from lrl.diagnosis.sample import read_samples
+from lrl.diagnosis.detectors import diagnose_samples
+from lrl.diagnosis.sample import Finding, read_samples
 
 Columns = Mapping[str, np.ndarray]
 """The values of each metric of a run, float64 ``(row,)``, in the order of ``metrics.csv`` and without empty cells."""

@@ -7,12 +7,30 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 FOLDER = "samples"
 """Folder of the samples in a run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Describes a mistake or a problem of a run."""
+
+    cause: str
+    """Short name of the cause."""
+    evidence: str
+    """Where it shows, with numbers."""
+    remedy: str
+    """What to try."""
+    confidence: float
+    """From 0 to 1; 1 if the numbers are contradictory."""
+    collection: int = -1
+    """First collection that shows it; -1 if it is not known."""
+    severity: Literal["error", "warning"] = "error"
+    """``error`` for what is certainly a mistake, ``warning`` for what may be intended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +56,23 @@ class Sample:
 
     - ``(turn,)``: ``env``, ``time`` and ``group``, int64; ``turn``, the index of the turn in its episode;
       ``rewards`` and ``final_values``, float64; ``terminated``, ``truncated`` and ``cut``, bool;
+    - ``(turn, 3)``: ``origin``, see :attr:`lrl.types.Rollout.origin`;
+    - ``(turn,)``, only if the environment reports them: ``valid``, whether the response was a legal action, and
+      ``success``, NaN except at the end of an episode;
+    - ``(turn,)``, NaN for turns that were not played again in a new environment: ``replay_rewards``,
+      ``replay_terminated``, ``replay_truncated``; ``replay_observed``, whether the observation was the same; and
+      ``replay_repeats``, whether playing them a second time gave the same results;
     - ``(turn, token)``: ``ids``, int64; ``mask``, bool, the tokens on which the policy is trained; ``logprobs``, those
       that were recorded while sampling; ``advantages``; ``gradients``, the derivative of the loss with respect to the
       log-probability of the token;
     - only if they exist: ``values`` and ``returns``, the predictions and targets of the critic; ``ref_logprobs``;
+    - derivatives of the loss with respect to the log-probability of a token without the entropy bonus and the KL term:
+      ``surrogate`` at ratio 1, ``surrogate_above`` and ``surrogate_below`` with the log-probabilities of all tokens
+      changed by :data:`lrl.diagnosis.losses.PROBE`; of the KL term, ``kl_gradients``, where the reference is less
+      probable; with respect to entropy and value, ``entropy_gradients`` and ``value_gradients``;
+    - ``moved``, how much the updates of the collection changed the log-probability of a token;
+    - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, and ``decoded``,
+      whether the response is the text of the sampled tokens;
     - only for text, and NaN for turns for which they are not recorded: ``evaluated``, the log-probabilities that
       training computes before the first optimiser step; ``plain_logprobs``, computed by a separate forward pass for
       each turn; ``plain_entropy`` and ``plain_variance``, the entropy, and the variance of the log-probability of a

@@ -38,6 +38,8 @@ class EnvFactory(ABC):
 
     success_at: SuccessAt = "last_step"
     """Which step decides whether an episode is a success: the last one, or any."""
+    replayable: bool = True
+    """Whether :class:`~lrl.training.diagnosis.Diagnosis` may play episodes again in another environment."""
 
     @property
     @abstractmethod

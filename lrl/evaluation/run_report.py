@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lrl.diagnosis.detectors import Finding
+from lrl.diagnosis.sample import Finding
 from lrl.evaluation.comparison import minutes_of
 from lrl.evaluation.pictures import axis_label, metrics_file
 from lrl.evaluation.report_episodes import ShownEpisode, chosen_episodes, counted, read_transcripts

@@ -181,6 +181,8 @@ class OpenEnvEnvs(EnvFactory):
         ValueError: If a setting is invalid.
     """
 
+    replayable = False  # a session of its own would count against the limit of the server
+
     def __init__(
         self,
         url: str | None = None,

@@ -31,7 +31,7 @@ _EPISODE_METRICS = ("success", "episode_return", "episode_length")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One turn in some environments; all arrays have the shape ``(row,)``, one entry per environment."""
+    """One turn in some environments; arrays have the shape ``(row,)``, one entry per environment, unless stated."""
 
     rows: np.ndarray
     """Indices of the environments that took the turn, int64, ascending."""
@@ -47,6 +47,8 @@ class Step:
     """Whether the environment or ``max_turns`` truncated the episode, bool."""
     turn: np.ndarray
     """Index of the turn in its episode, int64."""
+    origin: np.ndarray
+    """Seed, number and noise seed of the episode, see :attr:`EnvRunner.origin`, int64 ``(row, 3)``."""
     episode_return: np.ndarray
     """Undiscounted return of the episode up to and including this turn, float64."""
     infos: Mapping[str, np.ndarray]
@@ -74,7 +76,7 @@ class EnvRunner:
         observations: the current observation of each environment.
         memory: the actor's history of each current episode.
         lengths: number of turns so far in each current episode, int64 ``(env,)``.
-        seeds: seed of each current episode, int64 ``(env,)``.
+        origin: seed, number and noise seed of each current episode, -1 without noise seed, int64 ``(env, 3)``.
         returns: undiscounted return so far of each current episode, float64 ``(env,)``.
         ended: environments whose episode has ended, bool ``(env,)``; at first all of them.
 
@@ -88,7 +90,7 @@ class EnvRunner:
         self.observations: Sequence[Any] = ()
         self.memory: list[History] = [()] * self.num_envs
         self.lengths, self.returns = np.zeros(self.num_envs, dtype=np.int64), np.zeros(self.num_envs)
-        self.seeds = np.zeros(self.num_envs, dtype=np.int64)
+        self.origin = np.zeros((self.num_envs, 3), dtype=np.int64)
         self.ended = np.ones(self.num_envs, dtype=bool)
         self._can_idle = bool(getattr(envs, "steps_ended_copies", False))
         spec = getattr(envs, "spec", None)
@@ -120,7 +122,8 @@ class EnvRunner:
             envs.set_attr("noise_seed", noise_seeds.tolist())
         options = {"episode": episodes} if ended.all() else {"episode": episodes, "reset_mask": ended}
         observations, infos = envs.reset(seed=seeds.tolist(), options=options)
-        self.seeds = np.where(ended, seeds, self.seeds)
+        noise = np.full(self.num_envs, -1) if noise_seeds is None else noise_seeds
+        self.origin = np.where(ended[:, None], np.stack([seeds, episodes, noise], axis=1), self.origin)
         self.lengths, self.returns = np.where(ended, 0, self.lengths), np.where(ended, 0.0, self.returns)
         self._check(observations)
         self.observations = self._one_each(observations)
@@ -169,6 +172,7 @@ class EnvRunner:
             terminated=terminated[rows],
             truncated=truncated[rows],
             turn=turn,
+            origin=self.origin[rows],
             episode_return=self.returns[rows],
             infos={name: column[rows] for name, column in infos.items() if _is_column(name, column, self.num_envs)},
         )
@@ -212,7 +216,7 @@ class EnvRunner:
             EnvironmentFailedError: If one is not.
         """
         space = self.envs.single_observation_space
-        check_batch(space, self._name, self.seeds, self.lengths, observations, rewards)
+        check_batch(space, self._name, self.origin[:, 0], self.lengths, observations, rewards)
 
     def _one_each(self, observations: Any) -> Sequence[Any]:
         """Return batched observations as a sequence with one element per environment."""
@@ -273,6 +277,7 @@ def stack_steps(
         metrics=turn_metrics(steps),
         final_values=None if values is None else stack(values),
         state=stack([_observation_keys(step.observations) for step in steps]) if states else None,
+        origin=stack([torch.from_numpy(step.origin) for step in steps]),
     )
 
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, is_dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
-from lrl.diagnosis.detectors import Finding, diagnose_samples, sampled_distribution
-from lrl.diagnosis.sample import Sample, write_sample
+from lrl.diagnosis.detectors import SERIES_DETECTORS, diagnose_samples
+from lrl.diagnosis.losses import PROBE
+from lrl.diagnosis.metrics import diagnose_metrics, read_columns
+from lrl.diagnosis.sample import Finding, Sample, write_sample
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.text import text_of
 from lrl.functional.distributed import shards_parameters
 from lrl.lm.forward import without_gradient
 from lrl.policies.text import TextPolicy
@@ -27,7 +34,20 @@ _FIRST = 3
 """Number of collections at the start of a run that are always recorded."""
 _PLAIN_TURNS = 16
 """Maximum number of turns whose log-probabilities are computed again."""
-_SETTINGS = ("credit", "advantage_scale", "loss_normalisation", "kl", "kl_coef", "ent_coef", "group_baseline")
+_REPLAYED = 32
+"""Maximum number of episodes that are played again."""
+_REPEATED = 2
+"""Number of these episodes that are played twice, to see whether the environment is deterministic."""
+_SETTINGS = (
+    "credit",
+    "advantage_scale",
+    "loss_normalisation",
+    "kl",
+    "kl_coef",
+    "ent_coef",
+    "vf_coef",
+    "group_baseline",
+)
 
 
 @register
@@ -50,6 +70,9 @@ class Diagnosis(L.Callback):
         self.samples: list[Sample] = []
         """The samples of this process, the latest last."""
         self._reported: set[str] = set()
+        self._envs: VectorEnv | None = None
+        self._part: TurnBatch | None = None
+        """Turns of the latest sample until the updates of its collection are finished."""
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -59,12 +82,51 @@ class Diagnosis(L.Callback):
         if not self._records(trainer, pl_module, data):
             return
         assert isinstance(pl_module, GradientModule)
+        if self._envs is None and data.env.replayable:
+            self._envs = data.env.with_settings(vectorization="sync").make(1, pl_module.policy.response_format)
         with trainer.precision_plugin.forward_context():
-            sample = take_sample(pl_module, data.collection, data.rollout, data.batch, self.turns)
+            sample, self._part = take_sample(
+                pl_module, data.collection, data.rollout, data.batch, self.turns, self._envs, data.max_turns
+            )
+        held_out = data.validation
+        if held_out.env is None and held_out.episodes:
+            sample.settings["validation_seeds"] = [held_out.seed, held_out.episodes]  # pyright: ignore
+        if isinstance(data.env, GymnasiumEnvs) and pl_module.policy.response_format is not None:
+            sample.settings["invalid_penalty"] = data.env.invalid_penalty  # pyright: ignore
+        self._keep(sample, trainer)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Record how the updates of the collection changed the policy, and look at the metrics so far."""
+        if self._part is None:
+            return
+        assert isinstance(pl_module, GradientModule)
+        with trainer.precision_plugin.forward_context(), without_gradient(pl_module.policy):
+            passes = pl_module.policy.passes(self._part, False)
+            logprobs = torch.zeros_like(self._part.old_logprobs)
+            for some in passes:
+                logprobs[some] = pl_module.policy.evaluate(self._part[some]).logprobs
+        moved = _array(logprobs - self._part.old_logprobs)
+        sample = self.samples.pop()
+        self._keep(replace(sample, arrays={**sample.arrays, "moved": moved}), trainer)
+        self._part = None
+        for finding in diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")):
+            self._report(finding)
+
+    def _keep(self, sample: Sample, trainer: L.Trainer) -> None:
+        """Write a sample, and report what it shows."""
         write_sample(sample, Path(trainer.default_root_dir))
         self.samples.append(sample)
-        for finding in [*diagnose_samples([sample]), *sampled_distribution(self.samples)]:
+        found = diagnose_samples([sample])
+        for of_all in SERIES_DETECTORS:
+            found += of_all(self.samples)
+        for finding in found:
             self._report(finding)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Close the environment in which episodes are played again."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
 
     def _records(self, trainer: L.Trainer, module: Any, data: Any) -> bool:
         """Return whether the current collection is to be recorded by this process, and has not been trained on yet."""
@@ -81,8 +143,16 @@ class Diagnosis(L.Callback):
             logging.getLogger("lrl").warning("%s: %s; %s", finding.cause, finding.evidence, finding.remedy)
 
 
-def take_sample(module: GradientModule, collection: int, rollout: Rollout, batch: TurnBatch, limit: int) -> Sample:
-    """Return a sample of a collection.
+def take_sample(
+    module: GradientModule,
+    collection: int,
+    rollout: Rollout,
+    batch: TurnBatch,
+    limit: int,
+    envs: VectorEnv | None = None,
+    max_turns: int | None = None,
+) -> tuple[Sample, TurnBatch]:
+    """Return a sample of a collection, and its turns on the device of the module.
 
     Args:
         module: module that is trained, before the first optimiser step on the collection.
@@ -90,6 +160,8 @@ def take_sample(module: GradientModule, collection: int, rollout: Rollout, batch
         rollout: the collection.
         batch: its turns with their advantages, in the order of :meth:`Rollout.flatten`.
         limit: maximum number of turns; more if the first group has more.
+        envs: one environment, in which some episodes are played again; None plays none.
+        max_turns: number of turns after which episodes are truncated; None uses only the limit of the environment.
     """
     rollout, batch = rollout.to(torch.device("cpu")), batch.to("cpu")
     chosen = _first_envs(rollout, limit)
@@ -99,7 +171,6 @@ def take_sample(module: GradientModule, collection: int, rollout: Rollout, batch
     turns = number[times, columns]
     part = batch[turns]
     part_on_device = part.to(module.device)
-    gradients = token_gradients(module, part_on_device)
     tokens = part.inputs.get("response_ids")
     is_text = isinstance(module.policy, TextPolicy) and tokens is not None
     arrays: dict[str, Tensor | None] = {
@@ -115,29 +186,37 @@ def take_sample(module: GradientModule, collection: int, rollout: Rollout, batch
         "mask": part.response_mask,
         "logprobs": part.old_logprobs,
         "advantages": part.advantages,
-        "gradients": gradients,
+        "origin": None if rollout.origin is None else rollout.origin[times, columns],
         "values": part.old_values,
         "returns": part.returns,
         "ref_logprobs": part.ref_logprobs,
     }
+    arrays |= probes(module, part_on_device)
+    arrays |= reported(rollout, turns, times, columns)
     pieces: list[list[str]] = []
+    cells = list(zip(times.tolist(), columns.tolist(), strict=True))
+    observations = [str(rollout.observations[time][env]) for time, env in cells]
+    actions = [rollout.responses[time][env] for time, env in cells]
     if is_text:
         assert tokens is not None
         assert isinstance(module.policy, TextPolicy)
         arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
         arrays |= plain_logprobs(module.policy, part_on_device, _PLAIN_TURNS)
         arrays["evaluated"] = evaluated_logprobs(module.policy, part_on_device, _PLAIN_TURNS)
+        arrays |= texts(module.policy, part, observations, actions)
         decode = module.policy.language_model.tokenizer.tokenizer.convert_ids_to_tokens
         pieces = [[str(piece) for piece in decode(row)] for row in arrays["ids"].tolist()]  # pyright: ignore
-    cells = list(zip(times.tolist(), columns.tolist(), strict=True))
-    return Sample(
+    sample = Sample(
         collection=collection,
         settings=settings_of(module),
-        observations=[str(rollout.observations[time][env]) for time, env in cells],
-        responses=[str(rollout.responses[time][env]) for time, env in cells],
+        observations=observations,
+        responses=[str(action) for action in actions],
         pieces=pieces,
         arrays={name: _array(tensor) for name, tensor in arrays.items() if tensor is not None},
     )
+    if envs is not None and "origin" in sample:
+        sample = replace(sample, arrays={**sample.arrays, **replay(sample, actions, envs, max_turns)})
+    return sample, part_on_device
 
 
 def _first_envs(rollout: Rollout, limit: int) -> Tensor:
@@ -168,22 +247,170 @@ def settings_of(module: GradientModule) -> dict[str, Any]:
         settings["stop_ids"] = sorted(tokenizer.stop_ids(module.policy.stop_text))
         settings["temperature"] = module.policy.sampling.temperature
         settings["half_precision"] |= bool(module.policy.language_model.recomputes)
+    clip = getattr(module, "clip_range", None)
+    high = (getattr(module, "clip_low", None), getattr(module, "clip_high", None))
+    settings["clip"] = (
+        list(getattr(module, "clip", high if high[0] is not None else (clip, clip) if clip else ())) or None
+    )
+    settings["weighted"] = isinstance(module.policy, TextPolicy) and module.policy.importance_cap is not None
     return settings
 
 
-def token_gradients(module: GradientModule, batch: TurnBatch) -> Tensor:
-    """Return the derivative of the loss with respect to the log-probability of each token, ``(turn, token)``.
+def _clip(module: Any) -> list[float] | None:
+    """Return how far the ratio may be below and above 1; None if it is not clipped."""
+    if hasattr(module, "clip_low"):
+        return [module.clip_low, module.clip_high]
+    clip: Any = getattr(module, "clip", None) or [getattr(module, "clip_range", None)] * 2
+    return None if clip[0] is None else list(clip)
 
-    The log-probabilities are those recorded while sampling, so that all ratios are 1.
+
+def probes(module: GradientModule, batch: TurnBatch) -> dict[str, Tensor | None]:
+    """Return derivatives of the loss with respect to what a policy computes; see :class:`Sample`.
+
+    The log-probabilities are those recorded while sampling, so that all ratios are 1, unless stated.
     """
-    with torch.enable_grad():
-        leaf = batch.old_logprobs.detach().clone().requires_grad_()
-        zeros = torch.zeros_like(leaf)
-        values = None if batch.old_values is None else batch.old_values.detach()
-        tokens = module.loss(batch, Evaluation(logprobs=leaf, entropy=zeros, values=values))
-        loss = module.reduced(tokens, batch.response_mask)
-        (gradient,) = torch.autograd.grad(loss, [leaf])
-    return gradient
+    masked = batch.response_mask
+
+    def derivatives(
+        change: float, advantages: Tensor | None = None, ref: float | None = 0.0
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return derivatives by log-probability, entropy and value.
+
+        Args:
+            change: what is added to the log-probabilities.
+            advantages: advantages instead of those of the batch; None keeps them.
+            ref: what the log-probabilities exceed those of the reference by; None keeps the reference.
+        """
+        logprobs = (batch.old_logprobs + change * masked).detach().requires_grad_()
+        entropy = torch.zeros_like(logprobs).requires_grad_()
+        values = None if batch.old_values is None else batch.old_values.detach().clone().requires_grad_()
+        changed = batch if advantages is None else batch.replace(advantages=advantages)
+        if batch.ref_logprobs is not None and ref is not None:
+            changed = changed.replace(ref_logprobs=logprobs.detach() - ref)
+        with torch.enable_grad():
+            tokens = module.loss(changed, Evaluation(logprobs=logprobs, entropy=entropy, values=values))
+            leaves = [leaf for leaf in (logprobs, entropy, values) if leaf is not None]
+            found = torch.autograd.grad(module.reduced(tokens, masked), leaves, allow_unused=True)
+        filled = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
+        return filled[0], filled[1], filled[2] if values is not None else None
+
+    nothing = torch.zeros_like(batch.advantages)
+    whole, entropy, value = derivatives(0.0, ref=None)
+    without = {change: derivatives(change, nothing)[0] for change in (0.0, PROBE, -PROBE)}
+    surrogates = {change: derivatives(change)[0] - without[change] for change in without}
+    return {
+        "gradients": whole,
+        "surrogate": surrogates[0.0],
+        "surrogate_above": surrogates[PROBE],
+        "surrogate_below": surrogates[-PROBE],
+        "kl_gradients": derivatives(0.0, nothing, ref=0.5)[0] - without[0.0]
+        if batch.ref_logprobs is not None
+        else None,
+        "entropy_gradients": entropy,
+        "value_gradients": value,
+    }
+
+
+def reported(rollout: Rollout, turns: Tensor, times: Tensor, columns: Tensor) -> dict[str, Tensor | None]:
+    """Return what the environment reports of turns and episodes, each ``(turn,)``; see :class:`Sample`.
+
+    Args:
+        rollout: the collection.
+        turns: indices of the turns among all turns of the collection.
+        times: times of the turns.
+        columns: environments of the turns.
+    """
+    ends = rollout.terminated | rollout.truncated
+    valid, success = (rollout.metrics.get(name) for name in ("action_valid", "success"))
+    out: dict[str, Tensor | None] = {}
+    if valid is not None and len(valid) == rollout.num_turns:
+        out["valid"] = valid[turns]
+    if success is not None and len(success) == int(ends.sum()):
+        spread = torch.full(ends.shape, torch.nan)
+        spread[ends] = success.cpu()
+        out["success"] = spread[times, columns]
+    return out
+
+
+def texts(
+    policy: TextPolicy, batch: TurnBatch, observations: Sequence[str], responses: Sequence[str]
+) -> dict[str, Tensor | None]:
+    """Return whether prompts contain the observation, and tokens are the response, bool ``(turn,)``."""
+    tokenizer = policy.language_model.tokenizer
+    ids, mask = batch.inputs["response_ids"].tolist(), batch.inputs["prompt_mask"]
+    lengths = _sampled_lengths(policy, batch)
+    in_prompt, decoded = [], []
+    for turn, (observation, response) in enumerate(zip(observations, responses, strict=True)):
+        prompt = tokenizer.tokenizer.decode(batch.inputs["prompt_ids"][turn][mask[turn]].tolist())
+        shown = tokenizer.tokenizer.decode(tokenizer.encode_observation(observation))  # unknown characters are replaced
+        in_prompt.append("".join(str(shown).split()) in "".join(str(prompt).split()))
+        decoded.append(tokenizer.response_text(ids[turn][: lengths[turn]]) == response)
+    return {"in_prompt": torch.tensor(in_prompt), "decoded": torch.tensor(decoded)}
+
+
+def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
+    """Return the number of sampled tokens of each turn."""
+    tokenizer, width = policy.language_model.tokenizer, batch.response_mask.shape[1]
+    lengths = []
+    for ids, mask in zip(batch.inputs["response_ids"].tolist(), batch.response_mask.tolist(), strict=True):
+        ends = [place + 1 for place in range(width) if tokenizer.ends(ids[: place + 1], policy.stop_text)]
+        lengths.append(ends[0] if ends else max([place + 1 for place in range(width) if mask[place]], default=0))
+    return lengths
+
+
+def replay(sample: Sample, actions: Sequence[Any], envs: VectorEnv, max_turns: int | None) -> dict[str, np.ndarray]:
+    """Play some episodes of a sample again from their seeds, with the same actions.
+
+    Args:
+        sample: turns with their origin.
+        actions: the action of each turn, as the environment takes it.
+        envs: one environment.
+        max_turns: number of turns after which episodes are truncated; None uses only the limit of the environment.
+
+    Returns:
+        ``replay_rewards`` and others, see :class:`Sample`.
+    """
+    names = ("rewards", "terminated", "truncated", "observed", "repeats")
+    out = {f"replay_{name}": np.full(len(sample), np.nan) for name in names}
+
+    vector: Any = envs  # Gymnasium types neither set_attr nor one seed for each environment
+
+    def play(turns: np.ndarray) -> Iterator[tuple[float, bool, bool, str]]:
+        seed, episode, noise = sample["origin"][turns[0]].tolist()
+        if noise >= 0:
+            vector.set_attr("noise_seed", [noise])
+        seen, _ = vector.reset(seed=[seed], options={"episode": np.array([episode])})
+        for number, turn in enumerate(turns):
+            before = text_of(seen[0]) if sample.observations[turn] else ""
+            action = actions[turn]
+            batched = (action,) if isinstance(action, str) else np.asarray(action)[None]
+            seen, rewards, terminated, truncated, _ = envs.step(batched)
+            late = max_turns is not None and number + 1 >= max_turns and not terminated[0]
+            yield float(rewards[0]), bool(terminated[0]), bool(truncated[0] or late), before
+            if terminated[0] or truncated[0]:
+                return
+
+    for number, turns in enumerate(_whole_episodes(sample)):
+        if number == _REPLAYED:
+            break
+        first = list(play(turns))
+        again = list(play(turns)) if number < _REPEATED else first
+        for turn, result, second in zip(turns, first, again, strict=False):
+            reward, terminated, truncated, before = result
+            same = before == sample.observations[turn]
+            for name, value in zip(names, (reward, terminated, truncated, same, result == second), strict=True):
+                out[f"replay_{name}"][turn] = float(value)
+    return out
+
+
+def _whole_episodes(sample: Sample) -> Iterator[np.ndarray]:
+    """Yield the turns of each episode that begins in the sample, the episodes of different environments in turn."""
+    episodes: list[list[np.ndarray]] = []
+    for turns in sample.envs():
+        starts = [place for place, turn in enumerate(turns) if sample["turn"][turn] == 0]
+        episodes.append([turns[start:end] for start, end in pairwise([*starts, len(turns)])])
+    for number in range(max(map(len, episodes), default=0)):
+        yield from (of_env[number] for of_env in episodes if number < len(of_env))
 
 
 def evaluated_logprobs(policy: TextPolicy, batch: TurnBatch, limit: int) -> Tensor:

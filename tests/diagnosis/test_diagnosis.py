@@ -20,7 +20,7 @@ from lrl.training.gradient_module import GradientModule
 
 RUNS = {
     "prompts": lambda folder: grpo(folder, kl={"coef": 0.1}, ent_coef=0.0),
-    "episodes": lambda folder: grpo(folder, kl={"coef": 0.0}),
+    "episodes": lambda folder: grpo(folder, kl={"coef": 0.0}, optimizer={"lr": 1e-3}),
     "continuing": lambda folder: ppo(folder, kl={"coef": 0.0, "target": None}, credit={"kind": "turn"}),
     "network": network,
 }

@@ -1,0 +1,320 @@
+"""Detectors of mistakes in advantages and in the targets of the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from lrl.diagnosis.sample import Finding, Sample
+
+_EQUAL = 1e-3
+"""Relative difference up to which recorded and recomputed advantages count as equal."""
+_FITTED = 1e-2
+"""Relative difference up to which advantages count as those of rewards of another scale."""
+
+Credit = tuple[np.ndarray, np.ndarray]
+"""Advantages and targets of the critic, each ``(turn, token)``."""
+
+
+def advantages(sample: Sample) -> Iterator[Finding]:
+    """Compare the advantages with those of the configured estimator, and with those of known mistakes."""
+    candidates, mask = _HYPOTHESES.get(sample.settings["algorithm"]), sample["mask"]
+    recorded = sample["advantages"][mask]
+    if candidates is None or not np.isfinite(recorded).all() or sample.settings.get("weighted"):
+        return
+    estimates = candidates(sample)
+    if not estimates:
+        return
+    expected = estimates.pop("correct")[mask]
+    correct = _distance(recorded, expected, sample)
+    if correct < _EQUAL:
+        return
+    distances = {cause: _distance(recorded, values[mask], sample) for cause, values in estimates.items()}
+    cause = min(distances, key=lambda name: distances[name], default="")
+    explained = bool(cause) and distances[cause] < _EQUAL
+    where, why = np.argwhere(mask)[0], ""
+    if explained:
+        why = f", and are those of this mistake up to {distances[cause]:.1g}"
+    elif (scale := _reward_scale(recorded, sample)) is not None:
+        cause = "reward has the wrong sign" if scale < 0 else "reward has the wrong scale"
+        why = f", and are those of rewards multiplied by {scale:.3g}"
+    elif (line := _line(recorded, expected)) is not None:
+        cause = (
+            "advantages have an offset" if abs(line[1]) > _EQUAL * recorded.std() else "advantages are scaled wrongly"
+        )
+        why = f", and are {line[0]:.3g} times these plus {line[1]:.3g}"
+    yield Finding(
+        cause=cause if why else "wrong advantages",
+        evidence=f"advantages differ from those of the configured estimator by {correct:.2g} of their spread{why} "
+        f"({sample.place(int(where[0]))} has {recorded[0]:.4g})",
+        remedy="compare the estimator of advantages, and the rewards and ends of episodes that it gets",
+        confidence=1.0 if why else 0.8,
+        collection=sample.collection,
+    )
+
+
+def critic_targets(sample: Sample) -> Iterator[Finding]:
+    """Compare the targets of the critic with those of the configured estimator."""
+    if sample.settings["algorithm"] != "PPOValueHeadModule" or "returns" not in sample or "values" not in sample:
+        return
+    mask, credit = sample["mask"], sample.settings["credit"]
+    lam = credit["gae_lambda"] if credit.get("critic_lambda") is None else credit["critic_lambda"]
+    recorded, expected = sample["returns"][mask], ppo_credit(sample, lam=lam)[1][mask]
+    spread = max(float(expected.std()), float((expected - sample["values"][mask]).std()), 1e-9)
+    difference = float(np.abs(recorded - expected).max()) / spread
+    if difference > 10 * _EQUAL:
+        yield Finding(
+            cause="wrong targets of the critic",
+            evidence=f"the targets differ from those of the configured estimator by {difference:.2g} of their spread "
+            f"({sample.place(int(np.argwhere(mask)[0][0]))} has {recorded[0]:.4g}, should have {expected[0]:.4g})",
+            remedy="compare the lambda returns, and the rewards and ends of episodes that they are computed from",
+            confidence=0.75,
+            collection=sample.collection,
+        )
+
+
+def _normalised(sample: Sample) -> bool:
+    """Return whether advantages are scaled by numbers of the whole collection, of which a sample is only a part."""
+    return (
+        bool(sample.settings.get("credit", {}).get("normalise"))
+        or sample.settings["algorithm"].startswith("REINFORCE")
+        or sample.settings.get("advantage_scale") == "batch_std"
+    )
+
+
+def _distance(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> float:
+    """Return the largest difference of two arrays ``(token,)`` as a share of the spread of the recorded one.
+
+    Normalised advantages are compared up to a positive factor and an offset.
+    """
+    if _normalised(sample):
+        design = np.stack([expected, np.ones_like(expected)], axis=1)
+        (factor, offset), *_ = np.linalg.lstsq(design, recorded, rcond=None)
+        if factor <= 0:
+            return 2.0
+        expected = factor * expected + offset
+    return float(np.abs(recorded - expected).max() / max(recorded.std(), np.abs(recorded - expected).std(), 1e-9))
+
+
+def _line(recorded: np.ndarray, expected: np.ndarray) -> tuple[float, float] | None:
+    """Return positive factor and offset of the linear function that explains the advantages; None if none does."""
+    if expected.std() < 1e-9 or recorded.std() < 1e-9:
+        return None
+    factor, offset = (float(value) for value in np.polyfit(expected, recorded, 1))
+    explained = np.abs(factor * expected + offset - recorded).max() < _EQUAL * recorded.std()
+    return (factor, offset) if explained and factor > 0 else None
+
+
+def _reward_scale(recorded: np.ndarray, sample: Sample) -> float | None:
+    """Return the factor of the rewards that explains the advantages; None if none does.
+
+    Advantages are linear in rewards and values.
+    """
+    if sample.settings["algorithm"] != "PPOValueHeadModule":
+        return None
+    mask = sample["mask"]
+    of_values = ppo_credit(sample, reward_scale=0.0)[0][mask]
+    of_rewards = ppo_credit(sample)[0][mask] - of_values
+    columns = [of_values, of_rewards, *([np.ones_like(recorded)] if _normalised(sample) else [])]
+    design = np.stack(columns, axis=1)
+    solution, *_ = np.linalg.lstsq(design, recorded, rcond=None)
+    if np.linalg.matrix_rank(design) < design.shape[1] or solution[0] <= 0:
+        return None
+    if np.abs(design @ solution - recorded).max() > _FITTED * recorded.std():
+        return None
+    return float(solution[1] / solution[0])
+
+
+def ppo_credit(
+    sample: Sample,
+    *,
+    gamma: float | None = None,
+    lam: float | None = None,
+    token_lambda: float | None = None,
+    reward_scale: float = 1.0,
+    kl_scale: float = 1.0,
+    across_ends: bool = False,
+    no_bootstrap: bool = False,
+    bootstrap_terminal: bool = False,
+    shifted: bool = False,
+) -> Credit:
+    """Return advantages and targets of the critic by loops over turns and tokens, float64 ``(turn, token)``.
+
+    Args:
+        sample: turns with values.
+        gamma: discount per turn; None uses the configured one.
+        lam: GAE coefficient per turn; None uses the configured one.
+        token_lambda: GAE coefficient per token; None uses the configured one.
+        reward_scale: factor of the rewards.
+        kl_scale: factor of the KL penalty in the rewards.
+        across_ends: a mistake that adds rewards of the next episode.
+        no_bootstrap: a mistake that uses no value where an episode is truncated or goes on.
+        bootstrap_terminal: a mistake that uses the value of the next episode after a terminal state.
+        shifted: a mistake that uses the reward of the previous turn.
+    """
+    credit, mask, values = sample.settings["credit"], sample["mask"], sample["values"]
+    gamma = float(credit["gamma"]) if gamma is None else gamma
+    lam = float(credit["gae_lambda"]) if lam is None else lam
+    inner = credit["token_lambda"] if token_lambda is None else token_lambda
+    kind, token_gamma = credit["kind"], credit["token_gamma"]
+    penalties = np.zeros_like(values)
+    if "ref_logprobs" in sample:
+        kl_coef = kl_scale * sample.settings.get("kl_coef", 0.0)
+        penalties = -kl_coef * (sample["logprobs"] - sample["ref_logprobs"]) * mask
+    rewards = reward_scale * sample["rewards"]
+    if kind == "turn":
+        rewards = rewards + penalties.sum(1)
+    last = np.maximum(mask.sum(1), 1) - 1
+    entry = values[np.arange(len(values)), last] if credit["bootstrap_last"] else values[:, 0]
+    advantages, returns = np.zeros_like(values), np.zeros_like(values)
+    for turns in sample.envs():
+        of_env = np.concatenate([[0.0], rewards[turns][:-1]]) if shifted else rewards[turns]
+        follow_value = follow_return = follow_advantage = last_reward = 0.0
+        for turn, reward in zip(reversed(turns), reversed(of_env), strict=True):
+            is_last = turn == turns[-1]
+            ended, cut = bool(sample["terminated"][turn]), bool(sample["cut"][turn])
+            if across_ends and not is_last:
+                ended = cut = False
+            if ended and bootstrap_terminal and not is_last:
+                value = target = follow_value
+                carry = 0.0
+            elif ended:
+                value = target = carry = 0.0
+            elif cut:
+                value = target = 0.0 if no_bootstrap else float(sample["final_values"][turn])
+                carry = 0.0
+            else:
+                value, target, carry = follow_value, follow_return, follow_advantage
+            future = gamma * ((1 - lam) * value + lam * target)
+            lambda_return = reward + future
+            if kind == "bandit":
+                last_reward = reward if sample["terminated"][turn] or sample["truncated"][turn] else last_reward
+                lambda_return = last_reward
+            tokens = np.flatnonzero(mask[turn])
+            if kind == "turn":
+                advantages[turn, tokens], returns[turn, tokens] = lambda_return - values[turn, 0], lambda_return
+            else:
+                bonus = reward if kind == "token" else lambda_return
+                next_value, sum_later = (gamma * value, gamma * lam * carry) if kind == "token" else (0.0, 0.0)
+                for token in reversed(tokens):
+                    own = values[turn, token]
+                    sum_later += penalties[turn, token] + bonus + next_value - own
+                    advantages[turn, token], returns[turn, token] = sum_later, sum_later + own
+                    next_value, sum_later, bonus = token_gamma * own, token_gamma * inner * sum_later, 0.0
+            follow_value = float(entry[turn])
+            follow_advantage = float(advantages[turn, 0])
+            passed_on = max(reward, 0.0) if credit["local_penalties"] else reward
+            follow_return = passed_on + future
+    return advantages, returns
+
+
+def _ppo(sample: Sample) -> dict[str, np.ndarray]:
+    mistakes: Mapping[str, Mapping[str, Any]] = {
+        "correct": {},
+        "advantages leak across episodes": {"across_ends": True},
+        "truncation treated as termination": {"no_bootstrap": True},
+        "termination treated as truncation": {"bootstrap_terminal": True},
+        "reward has the wrong sign": {"reward_scale": -1.0},
+        "rewards are shifted by one turn": {"shifted": True},
+        "rewards are not discounted": {"gamma": 1.0},
+        "only the next reward counts": {"gamma": 0.0},
+        "gae_lambda is ignored": {"lam": 1.0},
+        "gae_lambda is 0": {"lam": 0.0},
+        "token_lambda is ignored": {"token_lambda": 1.0},
+        "KL penalty is missing": {"kl_scale": 0.0},
+        "KL penalty has the wrong sign": {"kl_scale": -1.0},
+    }
+    estimates = {cause: ppo_credit(sample, **mistake)[0] for cause, mistake in mistakes.items()}
+    correct = estimates["correct"]
+    estimates["advantages are returns without baseline"] = correct + sample["values"]
+    estimates["advantages are negated"] = -correct
+    return estimates
+
+
+def _reinforce(sample: Sample) -> dict[str, np.ndarray]:
+    mask = sample["mask"]
+    penalties = np.zeros_like(sample["advantages"])
+    if "ref_logprobs" in sample:
+        penalties = -sample.settings.get("kl_coef", 0.0) * (sample["logprobs"] - sample["ref_logprobs"]) * mask
+
+    def sums(rewards: np.ndarray, penalties: np.ndarray, across_ends: bool = False, future: bool = True) -> np.ndarray:
+        out = np.zeros_like(penalties)
+        for turns in sample.envs():
+            total = 0.0
+            for turn in reversed(turns):
+                ended = bool(sample["terminated"][turn] or sample["truncated"][turn])
+                total = 0.0 if (ended and not across_ends) or not future else total
+                total += rewards[turn]
+                for token in reversed(np.flatnonzero(mask[turn])):
+                    total += penalties[turn, token]
+                    out[turn, token] = total
+            if sample.settings.get("group_baseline"):
+                out[turns] -= baselines[int(sample["group"][turns[0]])] * mask[turns]
+        return out
+
+    returns = {int(sample["env"][turns[0]]): sample["rewards"][turns].sum() for turns in sample.envs()}
+    group_of = {int(env): int(group) for env, group in zip(sample["env"], sample["group"], strict=True)}
+    baselines = {
+        group: np.mean([returns[env] for env in returns if group_of[env] == group]) for group in set(group_of.values())
+    }
+    correct = sums(sample["rewards"], penalties)
+    return {
+        "correct": correct,
+        "reward has the wrong sign": sums(-sample["rewards"], penalties),
+        "KL penalty is missing": sums(sample["rewards"], 0 * penalties),
+        "KL penalty has the wrong sign": sums(sample["rewards"], -penalties),
+        "advantages leak across episodes": sums(sample["rewards"], penalties, across_ends=True),
+        "later rewards are missing": sums(sample["rewards"], penalties, future=False),
+        "advantages are negated": -correct,
+    }
+
+
+def _grpo(sample: Sample) -> dict[str, np.ndarray]:
+    if sample.settings["credit"]["kind"] != "episode":
+        return {}
+    scale = sample.settings["advantage_scale"]
+    if scale == "batch_std":
+        scale = "none"  # compared up to a factor
+    returns, groups = np.zeros(len(sample)), sample["group"]
+    for turns in sample.envs():
+        returns[turns] = sample["rewards"][turns].sum()
+    env_first = np.array([turns[0] for turns in sample.envs()])
+
+    def relative(values: np.ndarray, of: np.ndarray, by: str) -> np.ndarray:
+        out = np.zeros(len(sample))
+        for group in np.unique(of):
+            members = env_first[of[env_first] == group]
+            mean, spread = values[members].mean(), values[members].std(ddof=1) if len(members) > 1 else 0.0
+            centred = values[of == group] - mean
+            if by == "group_std":
+                centred = np.zeros_like(centred) if spread < 1e-6 else centred / (spread + 1e-4)
+            out[of == group] = centred
+        return out
+
+    everything, envs = np.zeros_like(groups), np.unique(sample["env"])
+    interleaved = np.arange(len(envs)) % len(np.unique(groups))
+    correct = relative(returns, groups, scale)
+    everywhere = {
+        "correct": correct,
+        "advantages leak between groups": relative(returns, everything, scale),
+        "groups are not those of the episodes": relative(returns, np.roll(groups, 1), scale),
+        "groups are interleaved": relative(returns, interleaved[np.searchsorted(envs, sample["env"])], scale),
+        "advantages are returns without baseline": returns,
+        "advantages are not scaled": relative(returns, groups, "none"),
+        "advantages are scaled": relative(returns, groups, "group_std"),
+        "reward has the wrong sign": -correct,
+        "episodes have the advantages of others": np.roll(correct, 1),
+    }
+    return {cause: np.broadcast_to(values[:, None], sample["mask"].shape) for cause, values in everywhere.items()}
+
+
+_HYPOTHESES: dict[str, Callable[[Sample], dict[str, np.ndarray]]] = {
+    "PPOValueHeadModule": _ppo,
+    "GRPOModule": _grpo,
+    "REINFORCEPlusPlusModule": _reinforce,
+}
+
+CREDIT_DETECTORS = (advantages, critic_targets)
+"""Detectors that use one sample."""

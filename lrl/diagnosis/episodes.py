@@ -1,0 +1,286 @@
+"""Detectors of mistakes in episodes: rewards, ends, observations, start states and invalid responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from lrl.diagnosis.sample import Finding, Sample
+
+_MIN_EPISODES = 5
+"""Number of episodes of each kind from which their returns are compared."""
+_LEAKED_SHARE = 0.05
+"""Share of training episodes with seeds of held-out episodes from which seeds are not shared by chance."""
+_REMEDY = "compare the loop that plays the environments, and the wrappers of the environment"
+
+
+def replayed(sample: Sample) -> Iterator[Finding]:
+    """Compare what was recorded with the same episodes played again by a separate loop in a new environment."""
+    if "replay_rewards" not in sample:
+        return
+    known = np.isfinite(sample["replay_rewards"])
+    if not known.any():
+        return
+    if (sample["replay_repeats"][known] == 0).any():
+        turn = int(np.flatnonzero(known & (sample["replay_repeats"] == 0))[0])
+        yield Finding(
+            cause="environment is not deterministic",
+            evidence=f"after a reset with the same seed the same actions give other results ({sample.place(turn)})",
+            remedy="all random numbers of an environment must come from the seed of reset; without this, episodes of a "
+            "group start from different states, and a run cannot be resumed",
+            confidence=0.95,
+            collection=sample.collection,
+        )
+        return
+    yield from _replayed_rewards(sample, known)
+    yield from _replayed_ends(sample, known)
+    wrong = np.flatnonzero(known & (sample["replay_observed"] == 0))
+    if len(wrong):
+        yield Finding(
+            cause="observations are not those of the environment",
+            evidence=f"the observation differs from that of the same episode played again, in {len(wrong)} of "
+            f"{int(known.sum())} turns ({sample.place(int(wrong[0]))})",
+            remedy=_REMEDY,
+            confidence=1.0,
+            collection=sample.collection,
+        )
+
+
+def _replayed_rewards(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
+    rewards, expected = sample["rewards"][known], sample["replay_rewards"][known]
+    wrong = np.abs(rewards - expected) > 1e-4 * np.maximum(1, np.abs(expected))
+    if not wrong.any():
+        return
+    size = float(expected @ expected)
+    factor = float(rewards @ expected) / size if size else 0.0
+    shifted = _shifted_by_one(sample, known)
+    if np.ptp(rewards) == 0 and np.ptp(expected) > 0:
+        cause, what = "constant reward", f"all recorded rewards are {rewards[0]:g}"
+    elif np.allclose(rewards, factor * expected, rtol=1e-3, atol=1e-4) and factor < 0:
+        cause, what = "reward has the wrong sign", f"recorded rewards are {factor:g} times those of the environment"
+    elif np.allclose(rewards, factor * expected, rtol=1e-3, atol=1e-4):
+        cause, what = "reward has the wrong scale", f"recorded rewards are {factor:g} times those of the environment"
+    elif np.allclose(rewards - expected, (rewards - expected)[0], atol=1e-4):
+        cause, what = "reward has an offset", f"recorded rewards are larger by {(rewards - expected)[0]:g}"
+    elif shifted:
+        cause, what = "rewards are shifted by one turn", "recorded rewards are those of the turn before or after"
+    elif np.allclose(rewards, np.clip(expected, rewards.min(), rewards.max()), atol=1e-4):
+        cause, what = "reward is clipped", f"recorded rewards are between {rewards.min():g} and {rewards.max():g}"
+    else:
+        cause, what = "rewards are not those of the environment", "recorded rewards have other values"
+    turn = int(np.flatnonzero(known)[wrong.argmax()])
+    yield Finding(
+        cause=cause,
+        evidence=f"{what}: {sample['rewards'][turn]:.4g}, and {sample['replay_rewards'][turn]:.4g} in the same episode "
+        f"played again ({sample.place(turn)}; {int(wrong.sum())} of {len(wrong)} turns differ)",
+        remedy=_REMEDY,
+        confidence=1.0,
+        collection=sample.collection,
+    )
+
+
+def _shifted_by_one(sample: Sample, known: np.ndarray) -> bool:
+    """Return whether the recorded rewards of each environment are those of the turn before or after."""
+    fits = {-1: 0, 1: 0}
+    envs = [turns[known[turns]] for turns in sample.envs()]
+    envs = [turns for turns in envs if len(turns) > 2]
+    for turns in envs:
+        rewards, expected = sample["rewards"][turns], sample["replay_rewards"][turns]
+        fits[1] += np.allclose(rewards[1:], expected[:-1], atol=1e-4)
+        fits[-1] += np.allclose(rewards[:-1], expected[1:], atol=1e-4)
+    return bool(envs) and max(fits.values()) == len(envs)
+
+
+def _replayed_ends(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
+    terminated, truncated = sample["terminated"], sample["truncated"]
+    expected = sample["replay_terminated"] == 1, sample["replay_truncated"] == 1
+    kinds = {
+        "truncation treated as termination": terminated & ~expected[0] & expected[1],
+        "termination treated as truncation": truncated & ~terminated & expected[0],
+        "end of an episode is missed": ~(terminated | truncated) & (expected[0] | expected[1]),
+        "episodes end too early": (terminated | truncated) & ~(expected[0] | expected[1]),
+    }
+    for cause, wrong in kinds.items():
+        turns = np.flatnonzero(wrong & known)
+        if len(turns):
+            yield Finding(
+                cause=cause,
+                evidence=f"terminated or truncated differ from those of the same episode played again, at {len(turns)} "
+                f"turns ({sample.place(int(turns[0]))})",
+                remedy=_REMEDY,
+                confidence=1.0,
+                collection=sample.collection,
+            )
+            return
+
+
+def order_of_turns(sample: Sample) -> Iterator[Finding]:
+    """Check that each end of an episode is followed by the first turn of another."""
+    for turns in sample.envs():
+        ended, number = (sample["terminated"] | sample["truncated"])[turns[:-1]], sample["turn"][turns]
+        expected = np.where(ended, 0, number[:-1] + 1)
+        wrong = np.flatnonzero(number[1:] != expected)
+        if len(wrong):
+            turn = int(turns[1:][wrong[0]])
+            after_end = bool(ended[wrong[0]])
+            yield Finding(
+                cause="episode goes on after its end" if after_end else "turns of an episode are missing",
+                evidence=f"{sample.place(turn)} follows a turn that "
+                + ("ended the episode" if after_end else f"is number {number[wrong[0]]}"),
+                remedy=_REMEDY,
+                confidence=1.0,
+                collection=sample.collection,
+            )
+            return
+
+
+def prompts(sample: Sample) -> Iterator[Finding]:
+    """Check that prompts contain the observation, and that responses are the text of the sampled tokens."""
+    parts = {
+        "in_prompt": ("prompts do not contain the observation", "a prompt does not contain the observation"),
+        "decoded": ("responses are not the sampled tokens", "the text of the sampled tokens is not the response"),
+    }
+    for name, (cause, what) in parts.items():
+        if name in sample and not sample[name].all():
+            turn = int(np.flatnonzero(~sample[name])[0])
+            yield Finding(
+                cause=cause,
+                evidence=f"{what}, in {int((~sample[name]).sum())} of {len(sample)} turns ({sample.place(turn)}, "
+                f"observation {_short(sample.observations[turn])}, response {_short(sample.responses[turn])})",
+                remedy="compare the prompt and the response of this turn with what the environment gave and got; "
+                "prompts longer than max_prompt_tokens are cut",
+                confidence=0.9,
+                collection=sample.collection,
+            )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) < 60 else text[:57] + "...")
+
+
+def groups(sample: Sample) -> Iterator[Finding]:
+    """Check that the episodes of a group start from the same observation and have different random numbers."""
+    first = np.flatnonzero(sample["turn"] == 0)
+    for group in np.unique(sample["group"]):
+        members = [int(turn) for turn in first if sample["group"][turn] == group and sample.observations[int(turn)]]
+        envs = {int(sample["env"][turn]) for turn in members}
+        if len(envs) < 2 or len(envs) < len(members):
+            continue
+        if len({sample.observations[turn] for turn in members}) > 1:
+            yield Finding(
+                cause="episodes of a group start from different states",
+                evidence=f"group {group} has {len({sample.observations[turn] for turn in members})} different first "
+                f"observations (collection {sample.collection})",
+                remedy="the episodes of a group must be reset with the same seed",
+                confidence=1.0,
+                collection=sample.collection,
+            )
+            return
+
+
+def invalid_responses(sample: Sample) -> Iterator[Finding]:
+    """Check that an invalid response gets the configured reward and does not change the state of the environment."""
+    if "valid" not in sample:
+        return
+    invalid, rewards = sample["valid"] == 0, sample["rewards"]
+    penalty = sample.settings.get("invalid_penalty")
+    wrong = np.flatnonzero(invalid & (np.abs(rewards - penalty) > 1e-6)) if penalty is not None else []
+    if len(wrong):
+        yield Finding(
+            cause="invalid responses have the wrong reward",
+            evidence=f"an invalid response has the reward {rewards[wrong[0]]:g}, and env.invalid_penalty is "
+            f"{penalty:g} ({sample.place(int(wrong[0]))}, response {_short(sample.responses[int(wrong[0])])})",
+            remedy="compare the wrapper of the environment that rejects responses",
+            confidence=1.0,
+            collection=sample.collection,
+        )
+    enough = min(invalid.sum(), (~invalid).sum()) >= _MIN_EPISODES
+    if penalty is None and enough and rewards[invalid].mean() > max(rewards[~invalid].mean(), 0) + 1e-6:
+        turn = int(np.flatnonzero(invalid)[0])
+        yield Finding(
+            cause="invalid responses are rewarded",
+            evidence=f"invalid responses have a mean reward of {rewards[invalid].mean():.3g}, valid ones of "
+            f"{rewards[~invalid].mean():.3g} (collection {sample.collection}, for example "
+            f"{_short(sample.responses[turn])})",
+            remedy="a response that cannot be read must have the lowest reward",
+            confidence=0.9,
+            collection=sample.collection,
+        )
+    yield from _moved_by_invalid(sample, invalid)
+
+
+def _moved_by_invalid(sample: Sample, invalid: np.ndarray) -> Iterator[Finding]:
+    for turns in sample.envs():
+        for turn, following in pairwise(map(int, turns)):
+            before, after = sample.observations[turn], sample.observations[following]
+            ended = sample["terminated"][turn] or sample["truncated"][turn]
+            if invalid[turn] and not ended and before and not after.endswith(_without_reason(before)):
+                yield Finding(
+                    cause="invalid responses are executed",
+                    evidence=f"the invalid response {_short(sample.responses[turn])} changes the observation "
+                    f"({sample.place(turn)})",
+                    remedy="an environment must not be stepped with a response that contains no legal action",
+                    confidence=1.0,
+                    collection=sample.collection,
+                )
+                return
+
+
+def _without_reason(observation: str) -> str:
+    """Return an observation without the line that says why the last response was invalid."""
+    return observation.partition("\n")[2] if observation.startswith("Invalid action: ") else observation
+
+
+def success_and_return(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """Check that successful episodes have larger returns than others, over all samples."""
+    returns: dict[bool, list[float]] = {True: [], False: []}
+    for sample in samples:
+        if "success" not in sample:
+            return
+        for turns in sample.envs():
+            start = 0
+            for place, turn in enumerate(turns):
+                if sample["terminated"][turn] or sample["truncated"][turn]:
+                    whole = turns[start : place + 1]
+                    if sample["turn"][whole[0]] == 0 and np.isfinite(sample["success"][turn]):
+                        returns[bool(sample["success"][turn])].append(float(sample["rewards"][whole].sum()))
+                    start = place + 1
+        if min(map(len, returns.values())) < _MIN_EPISODES:
+            continue
+        success, failure = np.mean(returns[True]), np.mean(returns[False])
+        if success > failure + 1e-9:
+            continue
+        equal = bool(np.ptp(returns[True] + returns[False]) == 0)
+        yield Finding(
+            cause="constant reward" if equal else "reward has the wrong sign",
+            evidence=f"the mean return of {len(returns[True])} successful episodes is {success:.3g}, that of "
+            f"{len(returns[False])} others {failure:.3g} (up to collection {sample.collection})",
+            remedy="compare the reward of a successful and of a failed episode",
+            confidence=0.9,
+            collection=sample.collection,
+        )
+        return
+
+
+def held_out_seeds(sample: Sample) -> Iterator[Finding]:
+    """Check that training episodes do not have the seeds of held-out episodes."""
+    held_out = sample.settings.get("validation_seeds")
+    if held_out is None or "origin" not in sample:
+        return
+    used = np.unique(sample["origin"][:, 0])
+    shared = np.intersect1d(used, np.arange(held_out[0], held_out[0] + held_out[1]))
+    if len(shared) > max(_LEAKED_SHARE * len(used), 1):
+        yield Finding(
+            cause="held-out episodes are used in training",
+            evidence=f"{len(shared)} of {len(used)} training episodes have seeds of held-out episodes, such as "
+            f"{shared[0]} (collection {sample.collection})",
+            remedy="the seeds of training episodes must differ from those of validation",
+            confidence=1.0,
+            collection=sample.collection,
+        )
+
+
+EPISODE_DETECTORS = (replayed, order_of_turns, prompts, groups, invalid_responses, held_out_seeds)
+"""Detectors that use one sample."""

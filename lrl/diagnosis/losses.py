@@ -1,0 +1,130 @@
+"""Detectors of mistakes in the loss and in the update: clipping, entropy, KL term, critic, direction and size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from lrl.diagnosis.sample import Finding, Sample
+
+PROBE = 1.0
+"""Change of the log-probability of all tokens at which the gradient of the loss is computed, in nats: beyond the range
+in which ratios are not clipped."""
+_LARGE_UPDATE = 0.5
+"""Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
+
+
+def surrogate(sample: Sample) -> Iterator[Finding]:
+    """Check how the gradient of the surrogate depends on the ratio: proportional to it, and 0 where it is clipped."""
+    if "surrogate" not in sample:
+        return
+    clip, advantages = sample.settings.get("clip"), sample["advantages"]
+    at_one = sample["surrogate"]
+    known = sample["mask"] & np.isfinite(advantages) & (np.abs(at_one) > 1e-9 * np.abs(at_one).max(initial=0.0))
+    clipped = clip is not None and clip[0] < 1 - math.exp(-PROBE) and clip[1] < math.exp(PROBE) - 1
+    for sign, name, ratio in ((1, "surrogate_above", math.exp(PROBE)), (-1, "surrogate_below", math.exp(-PROBE))):
+        for positive in (True, False):
+            some = known & ((advantages > 0) == positive) & (advantages != 0)
+            if not some.any():
+                continue
+            factor = float(np.median(sample[name][some] / at_one[some]))
+            is_clipped = clipped and (sign > 0) == positive
+            expected = 0.0 if is_clipped else ratio
+            if abs(factor - expected) < 0.02 * max(1.0, ratio):
+                continue
+            if abs(factor - 1) < 0.02:
+                cause = "ratio does not depend on the policy"
+                remedy = "the ratio must compare the current policy with the recorded log-probabilities of sampling"
+            elif is_clipped and abs(factor - ratio) < 0.02 * ratio:
+                cause, remedy = "ratios are not clipped", "compare the loss with the formula of the algorithm"
+            elif factor == 0:
+                cause = "ratios are clipped on the wrong side"
+                remedy = "min(r A, clip(r) A) clips large ratios only for positive advantages, and small ones only for "
+                remedy += "negative advantages"
+            else:
+                cause, remedy = "wrong surrogate objective", "compare the loss with the formula of the algorithm"
+            yield Finding(
+                cause=cause,
+                evidence=f"for tokens with {'positive' if positive else 'negative'} advantage whose ratio is "
+                f"{ratio:.2f}, the gradient of the loss is {factor:.3g} times that at ratio 1, and should be "
+                f"{expected:.3g} times (collection {sample.collection})",
+                remedy=remedy,
+                confidence=0.95,
+                collection=sample.collection,
+            )
+            return
+
+
+def terms(sample: Sample) -> Iterator[Finding]:
+    """Check the signs of the entropy bonus, of the KL term and of the value loss."""
+    mask, settings = sample["mask"], sample.settings
+    push = sample["entropy_gradients"][mask] if "entropy_gradients" in sample else np.zeros(0)
+    if push.size and settings.get("ent_coef"):
+        if (push > 0).all():
+            yield _term(sample, "entropy bonus has the wrong sign", "the loss rises with the entropy", "model.ent_coef")
+        elif (push == 0).all():
+            yield _term(sample, "entropy bonus has no effect", "the loss does not depend on the entropy", "ent_coef")
+    kl = settings.get("kl") or {}
+    if "kl_gradients" in sample and kl.get("coef") and settings["algorithm"] == "GRPOModule":
+        push = sample["kl_gradients"][mask]  # of tokens that are more probable than under the reference
+        if (push < 0).all():
+            what = "the loss moves the policy away from the reference"
+            yield _term(sample, "KL term has the wrong sign", what, "model.kl")
+        elif (push == 0).all():
+            yield _term(sample, "KL term has no effect", "the loss does not depend on the reference", "model.kl")
+    if "value_gradients" in sample and settings.get("vf_coef"):
+        error, push = (sample["values"] - sample["returns"])[mask], sample["value_gradients"][mask]
+        some = np.abs(error) > 1e-3 * np.abs(error).max(initial=0.0)
+        if some.any() and (push[some] == 0).all():
+            yield _term(sample, "critic is not trained", "the loss does not depend on the values", "model.vf_coef")
+        elif some.any() and (push[some] * error[some] < 0).mean() > 0.5:
+            yield _term(sample, "value loss has the wrong sign", "it moves values away from returns", "model.vf_coef")
+
+
+def _term(sample: Sample, cause: str, what: str, name: str) -> Finding:
+    return Finding(
+        cause=cause,
+        evidence=f"{what}, although {name} is positive (collection {sample.collection})",
+        remedy="compare the loss with the formula of the algorithm",
+        confidence=1.0,
+        collection=sample.collection,
+    )
+
+
+def update(sample: Sample) -> Iterator[Finding]:
+    """Check the change of the log-probabilities of sampled tokens in the updates of the collection."""
+    if "moved" not in sample:
+        return
+    known = sample["mask"] & np.isfinite(sample["moved"]) & (sample["advantages"] != 0)
+    moved, advantages = sample["moved"][known], sample["advantages"][known]
+    if len(moved) < 30 or advantages.std() < 1e-12:
+        return
+    kl = -float(moved.mean())  # tokens were sampled before the updates
+    if kl > _LARGE_UPDATE:
+        yield Finding(
+            cause="learning rate too high",
+            evidence=f"the updates of collection {sample.collection} change the policy by {kl:.3g} nats per token",
+            remedy="a smaller optimizer.lr, fewer data.num_epochs, optimizer.update_kl or target_kl",
+            confidence=0.8,
+            collection=sample.collection,
+            severity="warning",
+        )
+    if moved.std() == 0:
+        return
+    turns = len(np.unique(np.flatnonzero(known.any(1))))  # the tokens of a turn are not independent
+    correlation = float(np.corrcoef(moved, advantages)[0, 1])
+    if correlation < -4 / math.sqrt(turns):
+        yield Finding(
+            cause="update has the wrong sign",
+            evidence="the updates make tokens with positive advantages less probable: the correlation of the advantage "
+            f"with the change of the log-probability is {correlation:.2f} (collection {sample.collection})",
+            remedy="compare the sign of the loss, and whether the optimiser minimises it",
+            confidence=0.85 if correlation < -0.3 else 0.6,
+            collection=sample.collection,
+        )
+
+
+LOSS_DETECTORS = (surrogate, terms, update)
+"""Detectors that use one sample."""
