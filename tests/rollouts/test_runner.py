@@ -113,10 +113,11 @@ def test_max_turns_truncates_episodes_that_have_not_terminated():
 
 
 def test_only_the_runner_steps_vectorised_environments():
-    """The exception is parameter search, whose target of 100,000 steps per second leaves no time for turns of text."""
+    """The exceptions are parameter search, which has no time for turns of text, and the diagnosis of the runner."""
     package = Path(lrl.__file__).parent
     stepping = {path for path in package.rglob("*.py") if "envs.step(" in path.read_text()}
-    assert stepping == {package / "rollouts" / "runner.py", package / "search" / "rollouts.py"}
+    others = {package / "search" / "rollouts.py", package / "training" / "diagnosis.py"}
+    assert stepping == {package / "rollouts" / "runner.py"} | others
 
 
 def step_of(rows, reward):
@@ -137,6 +138,7 @@ def step_of(rows, reward):
         terminated=ended,
         truncated=ended,
         turn=np.zeros(len(rows), dtype=np.int64),
+        origin=np.zeros((len(rows), 3), dtype=np.int64),
         episode_return=np.zeros(len(rows)),
         infos={},
     )
