@@ -4,6 +4,7 @@ The text between ``<!-- table: KIND WORD ... -->`` and ``<!-- end table -->`` of
 kinds are:
 
 - ``results PATTERN ...``: experiments whose file names match a pattern, a table per environment, with their commands.
+- ``rules PATTERN ...``: last value, best value and mean of the last tenth of experiments in which these differ.
 - ``headlines NAME ...``: results in short, with rows of :data:`results.headlines.HEADLINES`.
 - ``configs``: all configurations, with their results.
 - ``benchmarks`` and ``speed NAME:NUMBER ...``: all comparisons of speed, or single ones, counted from 0.
@@ -57,6 +58,7 @@ from results.summaries import (
     learning_table,
     minutes_text,
     pictures,
+    rules_table,
     screening_table,
 )
 
@@ -154,15 +156,20 @@ def _searched(name: str, results: Results) -> Records:
     return report_records(_named(name, results), name)
 
 
-def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
+def _measured(patterns: Sequence[str], results: Results) -> list[str]:
+    """Return the names of the results of training runs that match a pattern."""
     # The command of a result with "removed" has an option that was removed because of it.
-    measured = {name: result for name, result in results.items() if "metric" in result and "removed" not in result}
-    picked = [name for name in measured if any(fnmatch(name, pattern) for pattern in patterns)]
+    measured = [name for name, result in results.items() if "metric" in result and "removed" not in result]
+    return [name for name in measured if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _results(patterns: Sequence[str], results: Results, page: Path) -> str:
+    picked = _measured(patterns, results)
     if not picked:
         raise ValueError(f"a table of {page} asks for {' '.join(patterns)}; no file of assets/results matches.")
     groups: dict[str, list[dict[str, Any]]] = {}
     for name in picked:
-        groups.setdefault(_ENVIRONMENTS[_config_of(measured[name]).parent.name], []).append(measured[name])
+        groups.setdefault(_ENVIRONMENTS[_config_of(results[name]).parent.name], []).append(results[name])
     titles = {name: f"**{name}**\n\n" if len(groups) > 1 else "" for name in groups}
     texts = (f"{titles[name]}{learning_table(group)}\n\n{commands_list(group)}" for name, group in groups.items())
     return "\n\n".join(texts)
@@ -432,6 +439,7 @@ _KINDS: dict[str, Callable[[Sequence[str], Results, Path], str]] = {
     "text_cost": _text_cost,
     "boards": lambda words, results, _: boards_table(_named(words[0], results)),
     "pilots": lambda words, results, _: pilots_table(_named(words[0], results)["pilots"]),
+    "rules": lambda words, results, _: rules_table([results[name] for name in _measured(words, results)]),
     "lasting": lambda words, results, _: lasting_table([_named(name, results) for name in words]),
     "screening": lambda words, results, _: screening_table(_named(words[0], results)["screening"]),
     "ranks": lambda words, results, _: ranks_table(_named(words[0], results)["two_ranks"]),

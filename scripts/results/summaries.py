@@ -20,6 +20,7 @@ from lrl.evaluation.pictures import CLOCKS, Curve, Panel, Series, aggregate, dra
 from lrl.evaluation.report import markdown_table, read_result
 from lrl.evaluation.statistics import (
     MIN_SEEDS,
+    best_of,
     bootstrap_interval,
     bounds_of,
     config_digest,
@@ -204,6 +205,35 @@ def lasting_table(results: Sequence[dict[str, Any]]) -> str:
     names = ["experiment", "seeds that solve", "solved after env steps", "env steps", "mean of the last tenth"]
     shares = "last tenth / tenth after solving: median, lowest"
     return markdown_table([*names, shares, "largest drawdown"], rows)
+
+
+def rules_table(results: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the last value, the best one and the mean over the last tenth of the env steps.
+
+    If a bounded metric was measured once per run, the same metric of training episodes is shown instead. Results
+    without a curve, and those in which the three figures are equal, are left out.
+    """
+    rows = []
+    for result in results:
+        metric, kind = result["metric"], "curve"
+        if max(len(run["curve"][metric]) for run in result["runs"]) == 1 and bounds_of(result) is not None:
+            metric, kind = f"rollout/{metric.partition('/')[2]}", "drawn"
+        curves = [run.get(kind, {}) for run in result["runs"]]
+        choose = best_of(metric)
+        if choose is None or not all(metric in curve and "env_steps" in curve for curve in curves):
+            continue
+        values = [[curve[metric][-1], choose(curve[metric]), _last_tenth(curve, metric)] for curve in curves]
+        bounds = bounds_of(result | {"metric": metric})
+        cells = [mean_with_spread(np.array(column), bounds) for column in zip(*values, strict=True)]
+        if len(set(cells)) > 1:
+            rows.append([result["title"], f"`{metric}`", *cells])
+    return markdown_table(["experiment", "figure", "last", "best", "mean of the last tenth"], rows)
+
+
+def _last_tenth(curve: Mapping[str, Sequence[float]], metric: str) -> float:
+    """Return the mean of a metric over the last tenth of the env steps of a curve."""
+    steps = np.array(curve["env_steps"])
+    return float(np.array(curve[metric])[steps > 0.9 * steps[-1]].mean())
 
 
 def screening_table(options: Sequence[dict[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from results.summaries import (
     lasting_table,
     learning_table,
     result_curve,
+    rules_table,
     screening_table,
     summarise,
 )
@@ -357,3 +358,16 @@ def test_a_file_without_the_counts_of_its_runs_is_named():
     for change, sentence in zip(wrong, sentences, strict=True):
         assert sentence in fault_of("a", result | {"counts": unknown | change})
     assert with_earlier_counts(run_counts(2, ["x"], []), unknown, 4)["started"] is None
+
+
+def test_other_rules_of_reporting_are_shown_where_they_give_another_figure(tmp_path):
+    values = [0.5] * 18 + [0.25, 0.75]
+    one = {"title": "a", **summarise([run_directory(tmp_path / "a", 0, values)], "val/exact_success")}
+    assert rules_table([one]).splitlines()[2:] == ["| a | `val/exact_success` | 0.750 | 0.750 | 0.500 |"]
+    assert (
+        len(rules_table([one | {"runs": [{"curve": {"env_steps": [1], "val/exact_success": [1]}}]}]).splitlines()) == 2
+    )
+    once = {"curve": {"env_steps": [2], "val/success_rate": [0.5]}}
+    once |= {"drawn": {"env_steps": [1, 2], "rollout/success_rate": [0.9, 0.4]}}
+    row = rules_table([{"title": "b", "metric": "val/success_rate", "runs": [once]}]).splitlines()[-1]
+    assert row == "| b | `rollout/success_rate` | 0.400 | 0.900 | 0.400 |"
