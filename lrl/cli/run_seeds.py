@@ -11,17 +11,20 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from lrl.cli.command import command
-from lrl.files import replaced_name, resolve_config
+from lrl.files import replaced_name, resolve_config, write_whole
 from lrl.ranges import PositiveInt
 
 _KEPT = ("*.ckpt", ".*.ckpt.old", "earlier", "proposals.jsonl")
 """Patterns of files with which an interrupted run is never started again: weights, files of earlier launches, and
 replies of a language model."""
+
+PLAN = ".planned_runs.txt"
+"""Name of the file in a folder of runs that has the path of each planned run, one per line; ``FOLDER/*`` omits it."""
 
 
 def run_seeds(
@@ -35,7 +38,8 @@ def run_seeds(
     run. For example, `--model.init_args.init_from 'runs/weak/seed{seed}'` starts each run from the weights of an
     earlier run with the same seed. If the command is repeated, it skips the runs that have finished, and resumes those
     that were interrupted. If they have no checkpoint, it starts them again, and the former directory is renamed to
-    `<name>-interrupted-<date>`. `lrl sweep` does the same for several values of settings.
+    `<name>-interrupted-<date>`. The file .planned_runs.txt of the folder lists the runs, so that `lrl table` can name
+    those that are missing. `lrl sweep` does the same for several values of settings.
 
     Args:
         options: options of `lrl fit`.
@@ -56,6 +60,21 @@ def run_seeds(
         check_commands([args])
     runs = dict(run_of_seed(folder, config, options, headline_seed(index)) for index in range(count))
     check_errors(train_all(runs, folder, jobs, "run_seeds"), count)
+
+
+def write_plan(runs: Iterable[Path], folder: Path) -> None:
+    """Add runs to the file :data:`PLAN` of their folder, from which `lrl table` knows which runs are missing.
+
+    Args:
+        runs: run directories in the folder.
+        folder: the folder, which is created.
+    """
+    plan = folder / PLAN
+    lines = plan.read_text(encoding="utf-8").splitlines() if plan.is_file() else []
+    with write_whole(plan) as file:
+        file.write(
+            "".join(f"{line}\n" for line in dict.fromkeys([*lines, *(str(r.relative_to(folder)) for r in runs)]))
+        )
 
 
 def run_of_seed(folder: Path, config: Sequence[str], options: Sequence[str], seed: int) -> tuple[Path, list[str]]:
@@ -148,6 +167,7 @@ def train_all(runs: Mapping[Path, list[str]], folder: Path, jobs: int, name: str
             f"folder is {str(folder)!r}, in which another {name} is running; use another folder."
         ) from error
     todo = remaining_runs(runs)
+    write_plan(runs, folder)
     for run, args in todo.items():
         if args[-1] == str(run) and run.exists():  # not resumed
             former = run.rename(replaced_name(run))

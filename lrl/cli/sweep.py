@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from lrl.cli.command import command
-from lrl.cli.run_seeds import check_commands, check_errors, remaining_runs, run_of_seed, train_all
+from lrl.cli.run_seeds import check_commands, check_errors, remaining_runs, run_of_seed, train_all, write_plan
 from lrl.ranges import PositiveInt
 
 _OWN = ("config", "seed_everything", "run_directory", "ckpt_path", "resume")
@@ -73,6 +73,7 @@ def sweep(
         _check(config, options, settings)
     if slurm:
         print(_job_array(remaining_runs(runs)))
+        write_plan(runs, folder)
         return
     errors = train_all(runs, folder, jobs, "sweep")
     trained = [run for run in runs if (run / "config.yaml").is_file()]

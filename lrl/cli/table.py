@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lrl.cli.command import command
+from lrl.cli.run_seeds import PLAN
 from lrl.files import is_replaced
 
+_MOST_NAMES = 5
+"""Maximum number of missing runs that an error names."""
 
-def table(runs: list[Path], *, metric: str | None = None) -> None:
+
+def table(runs: list[Path], *, metric: str | None = None, incomplete: bool = False) -> None:
     """Print a table of runs with one row per configuration.
 
     lrl table runs/frozen_lake/grpo-sweep
@@ -24,14 +29,19 @@ def table(runs: list[Path], *, metric: str | None = None) -> None:
     the metric in a run, and the minutes of a run. Values are means over seeds with a 95% interval, or with the value of
     each run if there are fewer than five. Metrics such as an entropy, of which no direction is better, have no best.
 
+    If runs are missing, there is no table unless --incomplete is given: runs that have not finished or not logged the
+    metric, and runs that `lrl run_seeds` or `lrl sweep` were to train in these folders but that have not started.
+
     Args:
         runs: run directories, or folders that contain them.
         metric: a column of metrics.csv; default: the most important metric that the runs have in common.
+        incomplete: print the table without the missing runs, and lines that count them.
 
     Raises:
-        ValueError: If there are no runs, or they have no common metric.
+        ValueError: If there are no runs, they have no common metric, or some are missing.
     """
-    print(summary_table(run_directories(runs), metric))
+    found = run_directories(runs)
+    print(summary_table(found, metric, _not_started(runs, found), incomplete))
 
 
 def run_directories(paths: Sequence[Path]) -> list[Path]:
@@ -52,15 +62,30 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
     return [run for run in found if not is_replaced(run)] or list(found)
 
 
-def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
-    """Return a Markdown table of runs with one row per configuration, and lines about runs that are left out.
+def _not_started(paths: Sequence[Path], runs: Sequence[Path]) -> list[Path]:
+    """Return the run directories at or below ``paths`` that are planned and not among ``runs``."""
+    folders = [path.resolve() for path in paths]
+    known, missing = {run.resolve() for run in runs}, dict[Path, None]()
+    for folder in folders:
+        for plan in (*(above / PLAN for above in (folder, *folder.parents[:2])), *sorted(folder.rglob(PLAN))):
+            lines = plan.read_text(encoding="utf-8").splitlines() if plan.is_file() else []
+            missing |= dict.fromkeys(run for run in (plan.parent / line for line in lines) if run not in known)
+    return [Path(os.path.relpath(run)) for run in missing if any(run.is_relative_to(folder) for folder in folders)]
+
+
+def summary_table(
+    runs: Sequence[Path], metric: str | None = None, not_started: Sequence[Path] = (), incomplete: bool = True
+) -> str:
+    """Return a Markdown table of runs with one row per configuration, and lines about runs that are missing.
 
     Args:
         runs: run directories.
         metric: a column of ``metrics.csv``; None chooses the most important one that the runs have in common.
+        not_started: planned run directories that do not exist.
+        incomplete: whether runs may be missing.
 
     Raises:
-        ValueError: If the runs have no common metric, or none has logged the given one.
+        ValueError: If the runs have no common metric, none has logged the given one, or runs are missing.
     """
     from lrl.evaluation.comparison import common_metric, group_by_configuration, minutes_of
     from lrl.evaluation.pictures import logged_metrics
@@ -74,6 +99,13 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
         names = ", ".join(sorted(set[str]().union(*logged.values()))) or "nothing"
         raise ValueError(f"metric is {metric!r}, which no run has logged; they have {names}.")
     longest = _longest(shown, metric)
+    missing = {
+        "not started": not_started,
+        f"without {metric}, left out": [run for run in runs if run not in shown],
+        "not finished, in the table with the value so far": [run for run in longest if minutes_of(run) is None],
+    }
+    if not incomplete and any(missing.values()):
+        raise ValueError(_missing_text(missing, len(runs) + len(not_started)))
     groups = group_by_configuration(longest)
     groups.sort(key=lambda group: [_order(text) for text in group.settings.values()])
     settings = list(groups[0].settings)
@@ -83,14 +115,25 @@ def summary_table(runs: Sequence[Path], metric: str | None = None) -> str:
     ]
     best = ["best"] if best_of(metric) else []
     lines = [markdown_table([*(settings or ["runs"]), "seeds", f"last {metric}", *best, "minutes"], rows)]
-    for count, what in (
-        (len(runs) - len(shown), f"without {metric}, left out"),
-        (len(shown) - len(longest), "shorter than another run with the same configuration and seed, left out"),
-        (sum(minutes_of(run) is None for run in longest), "not finished, in the table with the value so far"),
-    ):
-        if count:
-            lines.append(f"{count} of {len(runs)} runs: {what}")
+    repeated = {"shorter than another run with the same configuration and seed, left out": set(shown) - set(longest)}
+    total = len(runs) + len(not_started)
+    lines += [f"{len(named)} of {total} runs: {what}" for what, named in (missing | repeated).items() if named]
     return "\n".join(lines)
+
+
+def _missing_text(missing: Mapping[str, Sequence[Path]], total: int) -> str:
+    """Return a sentence that names missing runs.
+
+    Args:
+        missing: runs by what they lack; what follows a comma is not shown.
+        total: number of all runs.
+    """
+    names = [f"{run} ({what.partition(',')[0]})" for what, runs in missing.items() for run in runs]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return (
+        f"{len(names)} of {total} runs are missing: {', '.join(names[:_MOST_NAMES])}{more}; let them finish, or give "
+        "--incomplete for a table that counts them."
+    )
 
 
 def _trains(run: Path) -> bool:

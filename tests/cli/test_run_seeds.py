@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import lrl.cli.run_seeds as seeds
-from lrl.cli.run_seeds import main, run_seeds
+from lrl.cli.run_seeds import PLAN, main, run_seeds
 from lrl.evaluation.statistics import headline_seed
 from lrl.files import is_replaced
 
@@ -116,7 +116,8 @@ def test_a_run_without_a_checkpoint_is_started_again_and_its_files_are_kept(tmp_
     monkeypatch.setattr(seeds.subprocess, "run", fit)
     run_seeds(config=("some.yaml",), folder=tmp_path, count=1)
     assert [command[-2:] for command in started] == [["--run_directory", str(run)]]
-    (former,) = tmp_path.iterdir()
+    (former,) = tmp_path.glob("seed*")
+    assert (tmp_path / PLAN).read_text() == f"{run.name}\n"
     assert re.fullmatch(rf"{run.name}-interrupted-\d{{8}}-\d{{6}}", former.name) and is_replaced(former)
     assert {file.relative_to(former): file.read_bytes() for file in former.rglob("*") if file.is_file()} == kept
     assert caplog.messages == [

@@ -75,7 +75,7 @@ def test_settings_are_multiplied_and_lists_are_one_value(started, tmp_path):
     done = sweep("--set", f"{LR}=2,4", "--set", f"{SIZES}=[64, 64],[256]", "--folder", tmp_path, "--seeds", 1)
     assert done.returncode == 0, done.stderr
     folders = [f"lr={lr},hidden_sizes={sizes}" for lr in (2, 4) for sizes in ("64-64", "256")]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(folders)
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == sorted(folders)
     assert [f"--{LR}=2", f"--{SIZES}=[64, 64]"] == started[0][3:5]
 
 

@@ -1,9 +1,12 @@
 """Tests of ``lrl table`` on run directories."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 from commands import run_words
 
+from lrl.cli.run_seeds import write_plan
 from lrl.evaluation.comparison import group_by_configuration, short_names
 
 
@@ -63,7 +66,7 @@ def test_an_interrupted_run_that_was_started_again_is_left_out_if_there_are_othe
     former = write_run(tmp_path / "seed0-interrupted-20260101-120000", [0.5] * 9, log="collection 9")
     for arguments in ([tmp_path], [run, former]):
         assert [line.split(" | ")[2] for line in table(*arguments)[2:]] == ["0.250"]
-    assert table(former)[2].split(" | ")[2] == "0.500"
+    assert table(former, "--incomplete")[2].split(" | ")[2] == "0.500"
 
 
 def test_rows_are_sorted_by_the_values_of_their_settings(tmp_path):
@@ -76,10 +79,34 @@ def test_few_seeds_are_listed_and_runs_without_figures_or_an_end_are_counted(tmp
     write_run(tmp_path / "grpo" / "a", [0.25, 0.5])
     write_run(tmp_path / "grpo" / "b", [0.75], config=config_of(seed=1), log="collection 3")
     (write_run(tmp_path / "grpo" / "c", [], config=config_of(seed=2)) / "metrics.csv").unlink()
-    assert table(tmp_path)[2:] == [
+    assert table(tmp_path, "--incomplete")[2:] == [
         "| grpo | 2 | 0.625 (0.500, 0.750) | 0.625 (0.500, 0.750) | 2.0 |",
         "1 of 3 runs: without val/success_rate, left out",
         "1 of 3 runs: not finished, in the table with the value so far",
+    ]
+
+
+def test_a_table_names_the_runs_that_are_missing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("sweep")
+    planned = [folder / name / f"seed{seed}" for name in ("lr=1", "lr=2") for seed in (0, 1)]
+    write_plan(planned[:3], folder)
+    write_plan(planned, folder)
+    write_run(planned[0], [0.5])
+    write_run(planned[1], [0.25], config=config_of(seed=1))
+    assert len(table(planned[0])) == len(table(folder / "lr=1")) == 3, "all runs of these folders have finished"
+    (planned[1] / "run.log").write_text("collection 3")
+    for paths, sentence in (
+        ((folder,), "3 of 4 runs are missing: sweep/lr=2/seed0 (not started), sweep/lr=2/seed1 (not started), "
+                    "sweep/lr=1/seed1 (not finished); let them finish, or give --incomplete"),
+        (planned[:2], "1 of 2 runs are missing: sweep/lr=1/seed1 (not finished);"),
+    ):  # fmt: skip
+        done = run_words(["lrl", "table", *map(str, paths)])
+        assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert table(folder, "--incomplete")[2:] == [
+        "| lr=1 | 2 | 0.375 (0.500, 0.250) | 0.375 (0.500, 0.250) | 2.0 |",
+        "2 of 4 runs: not started",
+        "1 of 4 runs: not finished, in the table with the value so far",
     ]
 
 
