@@ -170,25 +170,58 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
     The log-probability of a sampled token is minus the entropy on average. A larger mean shows that the likeliest
     tokens were sampled too often, as with a lower temperature or with greedy decoding.
     """
-    excess, variance, last = 0.0, 0.0, -1
+    excess, squares = 0.0, 0.0
     for sample in samples:
-        if "plain_logprobs" not in sample:
+        if "entropy" not in sample:
             continue
-        mask = response_mask(sample) & np.isfinite(sample["plain_logprobs"])
-        excess += float((sample["plain_logprobs"] + sample["plain_entropy"])[mask].sum())
-        variance += float(sample["plain_variance"][mask].sum())
-        last = sample.collection
-        if variance > 0 and abs(excess) > _Z * np.sqrt(variance):
+        known = sample["mask"] & np.isfinite(sample["evaluated"]) & np.isfinite(sample["entropy"])
+        of_turns = np.where(known, sample["evaluated"] + sample["entropy"], 0.0).sum(1)
+        excess, squares = excess + float(of_turns.sum()), squares + float(np.square(of_turns).sum())
+        if squares > 0 and abs(excess) > _Z * np.sqrt(squares):
             more = "likely" if excess > 0 else "unlikely"
             yield Finding(
                 cause="tokens are sampled from another distribution",
                 evidence=f"{more} tokens were sampled too often: the sum of log-probabilities differs from its "
-                f"expectation by {abs(excess) / np.sqrt(variance):.0f} standard errors, up to collection {last}",
+                f"expectation by {abs(excess) / np.sqrt(squares):.0f} standard errors, up to collection "
+                f"{sample.collection}",
                 remedy="training must not use top_k, top_p, greedy decoding, or another temperature than sampling",
                 confidence=0.95,
-                collection=last,
+                collection=sample.collection,
             )
             return
+
+
+def recorded_values(sample: Sample) -> Iterator[Finding]:
+    """Compare recorded values with those that training computes, and those after a cut with those of the next state."""
+    spread = float(np.abs(sample["values"][sample["mask"]]).max(initial=0.0)) if "values" in sample else 0.0
+    tolerance = max(spread, 1e-3) * (0.1 if sample.settings["half_precision"] else 1e-2)
+    if "evaluated_values" in sample and "values" in sample:
+        difference = np.where(sample["mask"], np.abs(sample["values"] - sample["evaluated_values"]), 0.0)
+        if difference.max(initial=0.0) > tolerance:
+            turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
+            yield Finding(
+                cause="values are not those of the critic",
+                evidence=f"the value from which advantages are estimated is {sample['values'][turn, token]:.4g}, and "
+                f"{sample['evaluated_values'][turn, token]:.4g} in training ({sample.place(turn, token)})",
+                remedy="compare the positions and the weights with which values are computed",
+                confidence=0.95,
+                collection=sample.collection,
+            )
+    if "replay_final_values" in sample and "final_values" in sample:
+        expected = sample["replay_final_values"]
+        difference = np.where(np.isfinite(expected), np.abs(sample["final_values"] - np.nan_to_num(expected)), 0.0)
+        if difference.max(initial=0.0) > tolerance:
+            turn = int(difference.argmax())
+            missing = np.abs(sample["final_values"][np.isfinite(expected)]).max() == 0
+            yield Finding(
+                cause="truncation treated as termination" if missing else "values after a cut are of another state",
+                evidence=f"the value after a turn at which the episode is cut is {sample['final_values'][turn]:.4g}; "
+                f"that of the state after it is {expected[turn]:.4g} ({sample.place(turn)})",
+                remedy="rewards after a truncation are replaced by the value of the state that the last step returned, "
+                "before a reset",
+                confidence=0.95,
+                collection=sample.collection,
+            )
 
 
 def reference(sample: Sample) -> Iterator[Finding]:
@@ -207,6 +240,28 @@ def reference(sample: Sample) -> Iterator[Finding]:
             confidence=1.0,
             collection=0,
         )
+
+
+def reference_moves(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """Check that the reference does not change with the policy."""
+    moved = False
+    for sample in samples:
+        if "ref_logprobs" not in sample or "evaluated" not in sample:
+            return
+        mask = sample["mask"] & np.isfinite(sample["evaluated"])
+        difference = np.where(mask, np.abs(sample["ref_logprobs"] - sample["evaluated"]), 0.0)
+        if moved and difference.max(initial=0.0) < 1e-6:
+            yield Finding(
+                cause="reference moves with the policy",
+                evidence=f"in collection {sample.collection}, after updates, the reference still has the same "
+                "log-probabilities as the policy",
+                remedy="the reference must be a copy of the policy at the start of the run",
+                confidence=1.0,
+                collection=sample.collection,
+            )
+            return
+        if "moved" in sample:
+            moved |= bool(np.abs(sample["moved"][sample["mask"]]).mean() > 1e-4)
 
 
 # -- rewards --------------------------------------------------------------------------------------------------------
@@ -232,6 +287,7 @@ DETECTORS: tuple[SampleDetector, ...] = (
     trained_tokens,
     gradient_sign,
     recorded_logprobs,
+    recorded_values,
     reference,
     *EPISODE_DETECTORS,
     *CREDIT_DETECTORS,
@@ -239,5 +295,5 @@ DETECTORS: tuple[SampleDetector, ...] = (
     *LOSS_DETECTORS,
 )
 """Detectors that use one sample."""
-SERIES_DETECTORS = (sampled_distribution, success_and_return)
+SERIES_DETECTORS = (sampled_distribution, reference_moves, success_and_return)
 """Detectors that use all samples of a run."""

@@ -13,6 +13,8 @@ _MIN_EPISODES = 5
 """Number of episodes of each kind from which their returns are compared."""
 _LEAKED_SHARE = 0.05
 """Share of training episodes with seeds of held-out episodes from which seeds are not shared by chance."""
+_IMPOSSIBLE = -25.0
+"""Logarithm of a probability below which an event is no coincidence."""
 _REMEDY = "compare the loop that plays the environments, and the wrappers of the environment"
 
 
@@ -163,6 +165,7 @@ def _short(text: str) -> str:
 def groups(sample: Sample) -> Iterator[Finding]:
     """Check that the episodes of a group start from the same observation and have different random numbers."""
     first = np.flatnonzero(sample["turn"] == 0)
+    agreement = 0.0  # log-probability that the other members of groups sample the same response as the first
     for group in np.unique(sample["group"]):
         members = [int(turn) for turn in first if sample["group"][turn] == group and sample.observations[int(turn)]]
         envs = {int(sample["env"][turn]) for turn in members}
@@ -178,6 +181,18 @@ def groups(sample: Sample) -> Iterator[Finding]:
                 collection=sample.collection,
             )
             return
+        if len({sample.responses[turn] for turn in members}) > 1:
+            agreement = np.nan
+        agreement += (len(members) - 1) * float(sample["logprobs"][members[0]][sample["mask"][members[0]]].sum())
+    if agreement < _IMPOSSIBLE:
+        yield Finding(
+            cause="members of a group use the same random numbers",
+            evidence=f"all members of each group have the same first response, which has probability "
+            f"exp({agreement:.0f}) by chance (collection {sample.collection})",
+            remedy="the random numbers of a token must depend on the episode, not only on its group",
+            confidence=1.0,
+            collection=sample.collection,
+        )
 
 
 def invalid_responses(sample: Sample) -> Iterator[Finding]:

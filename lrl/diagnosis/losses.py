@@ -97,10 +97,37 @@ def update(sample: Sample) -> Iterator[Finding]:
     """Check the change of the log-probabilities of sampled tokens in the updates of the collection."""
     if "moved" not in sample:
         return
+    if sample.settings.get("mixed_turns"):
+        yield Finding(
+            cause="minibatches mix the fields of different turns",
+            evidence=f"{sample.settings['mixed_turns']} turns of minibatches have fields that no turn has "
+            f"together (collection {sample.collection})",
+            remedy="tokens, masks, log-probabilities and advantages of a turn must be selected by the same index",
+            confidence=1.0,
+            collection=sample.collection,
+        )
     known = sample["mask"] & np.isfinite(sample["moved"]) & (sample["advantages"] != 0)
     moved, advantages = sample["moved"][known], sample["advantages"][known]
     if len(moved) < 30 or advantages.std() < 1e-12:
         return
+    error, several = sample.settings.get("largest_ratio_error"), sample.settings.get("minibatches", 1) > 1
+    if several and error is not None and error < 1e-4 and np.abs(moved).mean() > 1e-3:
+        yield Finding(
+            cause="ratio does not depend on the policy",
+            evidence=f"all ratios are 1 in all {sample.settings['minibatches']} minibatches, although updates change "
+            f"log-probabilities by {np.abs(moved).mean():.2g} nats (collection {sample.collection})",
+            remedy="the ratio must compare the current policy with the recorded log-probabilities of sampling",
+            confidence=0.95,
+            collection=sample.collection,
+        )
+    if (moved == 0).all() and sample.collection > 0:
+        yield Finding(
+            cause="weights are not trained",
+            evidence=f"the updates of collection {sample.collection} change no log-probability",
+            remedy="compare the weights that the optimiser gets, the learning rate and the gradients",
+            confidence=0.9,
+            collection=sample.collection,
+        )
     kl = -float(moved.mean())  # tokens were sampled before the updates
     if kl > _LARGE_UPDATE:
         yield Finding(

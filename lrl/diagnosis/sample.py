@@ -61,7 +61,8 @@ class Sample:
       ``success``, NaN except at the end of an episode;
     - ``(turn,)``, NaN for turns that were not played again in a new environment: ``replay_rewards``,
       ``replay_terminated``, ``replay_truncated``; ``replay_observed``, whether the observation was the same; and
-      ``replay_repeats``, whether playing them a second time gave the same results;
+      ``replay_repeats``, whether playing them a second time gave the same results; also ``replay_final_values``, the
+      value of the state after a turn that is cut;
     - ``(turn, token)``: ``ids``, int64; ``mask``, bool, the tokens on which the policy is trained; ``logprobs``, those
       that were recorded while sampling; ``advantages``; ``gradients``, the derivative of the loss with respect to the
       log-probability of the token;
@@ -73,10 +74,9 @@ class Sample:
     - ``moved``, how much the updates of the collection changed the log-probability of a token;
     - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, and ``decoded``,
       whether the response is the text of the sampled tokens;
-    - only for text, and NaN for turns for which they are not recorded: ``evaluated``, the log-probabilities that
-      training computes before the first optimiser step; ``plain_logprobs``, computed by a separate forward pass for
-      each turn; ``plain_entropy`` and ``plain_variance``, the entropy, and the variance of the log-probability of a
-      token of the same distribution.
+    - ``evaluated``, ``entropy`` and ``evaluated_values``: log-probabilities, entropies and values that training
+      computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
+      ``plain_logprobs``, log-probabilities by a separate forward pass for each turn.
     """
 
     def __getitem__(self, name: str) -> np.ndarray:

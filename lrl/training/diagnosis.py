@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
@@ -21,23 +19,22 @@ from lrl.diagnosis.losses import PROBE
 from lrl.diagnosis.metrics import diagnose_metrics, read_columns
 from lrl.diagnosis.sample import Finding, Sample, write_sample
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.envs.text import text_of
 from lrl.functional.distributed import shards_parameters
 from lrl.lm.forward import without_gradient
+from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
+from lrl.training.replay import Replay, replay
 from lrl.types import Evaluation, Rollout, TurnBatch
 
 _FIRST = 3
 """Number of collections at the start of a run that are always recorded."""
 _PLAIN_TURNS = 16
 """Maximum number of turns whose log-probabilities are computed again."""
-_REPLAYED = 32
-"""Maximum number of episodes that are played again."""
-_REPEATED = 2
-"""Number of these episodes that are played twice, to see whether the environment is deterministic."""
+_VALUES = 16
+"""Maximum number of states after a cut whose values are computed again."""
 _SETTINGS = (
     "credit",
     "advantage_scale",
@@ -70,7 +67,9 @@ class Diagnosis(L.Callback):
         self.samples: list[Sample] = []
         """The samples of this process, the latest last."""
         self._reported: set[str] = set()
-        self._envs: VectorEnv | None = None
+        self._replay: Replay | None = None
+        self._wrong_rows = 0
+        """Turns of the minibatches of the latest sample's collection that are not in the collection."""
         self._part: TurnBatch | None = None
         """Turns of the latest sample until the updates of its collection are finished."""
 
@@ -79,20 +78,26 @@ class Diagnosis(L.Callback):
     ) -> None:
         """Record the collection before its first optimiser step."""
         data: Any = getattr(trainer, "datamodule", None)
+        if self._part is not None and isinstance(data, RolloutDataModule):
+            self._wrong_rows += mixed_rows(batch, data.batch)
         if not self._records(trainer, pl_module, data):
             return
         assert isinstance(pl_module, GradientModule)
-        if self._envs is None and data.env.replayable:
-            self._envs = data.env.with_settings(vectorization="sync").make(1, pl_module.policy.response_format)
+        assert data.rollout is not None
+        assert data.batch is not None
+        if self._replay is None and data.env.replayable:
+            self._replay = Replay(data.env, pl_module.policy.response_format, data.max_turns)
         with trainer.precision_plugin.forward_context():
             sample, self._part = take_sample(
-                pl_module, data.collection, data.rollout, data.batch, self.turns, self._envs, data.max_turns
+                pl_module, data.collection, data.rollout, data.batch, self.turns, self._replay
             )
         held_out = data.validation
         if held_out.env is None and held_out.episodes:
             sample.settings["validation_seeds"] = [held_out.seed, held_out.episodes]  # pyright: ignore
         if isinstance(data.env, GymnasiumEnvs) and pl_module.policy.response_format is not None:
             sample.settings["invalid_penalty"] = data.env.invalid_penalty  # pyright: ignore
+        sample.settings["minibatches"] = data.minibatches_per_collection  # pyright: ignore
+        self._wrong_rows = mixed_rows(batch, data.batch)
         self._keep(sample, trainer)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -107,6 +112,8 @@ class Diagnosis(L.Callback):
                 logprobs[some] = pl_module.policy.evaluate(self._part[some]).logprobs
         moved = _array(logprobs - self._part.old_logprobs)
         sample = self.samples.pop()
+        of_updates = {"mixed_turns": self._wrong_rows, "largest_ratio_error": _logged(trainer, "train/ratio_error_max")}
+        sample = replace(sample, settings={**sample.settings, **of_updates})
         self._keep(replace(sample, arrays={**sample.arrays, "moved": moved}), trainer)
         self._part = None
         for finding in diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")):
@@ -124,9 +131,9 @@ class Diagnosis(L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environment in which episodes are played again."""
-        if self._envs is not None:
-            self._envs.close()
-            self._envs = None
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
 
     def _records(self, trainer: L.Trainer, module: Any, data: Any) -> bool:
         """Return whether the current collection is to be recorded by this process, and has not been trained on yet."""
@@ -143,14 +150,29 @@ class Diagnosis(L.Callback):
             logging.getLogger("lrl").warning("%s: %s; %s", finding.cause, finding.evidence, finding.remedy)
 
 
+def _logged(trainer: L.Trainer, name: str) -> float | None:
+    """Return the last logged value of a metric; None if there is none."""
+    value = trainer.callback_metrics.get(name)
+    return None if value is None else float(value)
+
+
+def mixed_rows(minibatch: TurnBatch, batch: TurnBatch | None) -> int:
+    """Return the number of turns of a minibatch whose fields are not those of one turn of the collection."""
+    assert batch is not None
+    known = set(_rows(batch))
+    return sum(row not in known for row in _rows(minibatch))
+
+
+def _rows(batch: TurnBatch) -> list[bytes]:
+    """Return all numbers of each turn as bytes, except tensors that are made for a minibatch."""
+    fields = {name: tensor for name, tensor in batch.fields().items() if isinstance(tensor, Tensor)}
+    tensors = [*batch.inputs.values(), *fields.values()]
+    arrays = [np.ascontiguousarray(_array(tensor.reshape(len(batch), -1))) for tensor in tensors]
+    return [b"".join(array[row].tobytes() for array in arrays) for row in range(len(batch))]
+
+
 def take_sample(
-    module: GradientModule,
-    collection: int,
-    rollout: Rollout,
-    batch: TurnBatch,
-    limit: int,
-    envs: VectorEnv | None = None,
-    max_turns: int | None = None,
+    module: GradientModule, collection: int, rollout: Rollout, batch: TurnBatch, limit: int, again: Replay | None = None
 ) -> tuple[Sample, TurnBatch]:
     """Return a sample of a collection, and its turns on the device of the module.
 
@@ -160,8 +182,7 @@ def take_sample(
         rollout: the collection.
         batch: its turns with their advantages, in the order of :meth:`Rollout.flatten`.
         limit: maximum number of turns; more if the first group has more.
-        envs: one environment, in which some episodes are played again; None plays none.
-        max_turns: number of turns after which episodes are truncated; None uses only the limit of the environment.
+        again: plays some episodes again; None plays none.
     """
     rollout, batch = rollout.to(torch.device("cpu")), batch.to("cpu")
     chosen = _first_envs(rollout, limit)
@@ -192,6 +213,7 @@ def take_sample(
         "ref_logprobs": part.ref_logprobs,
     }
     arrays |= probes(module, part_on_device)
+    arrays |= evaluated(module.policy, part_on_device)
     arrays |= reported(rollout, turns, times, columns)
     pieces: list[list[str]] = []
     cells = list(zip(times.tolist(), columns.tolist(), strict=True))
@@ -201,8 +223,7 @@ def take_sample(
         assert tokens is not None
         assert isinstance(module.policy, TextPolicy)
         arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
-        arrays |= plain_logprobs(module.policy, part_on_device, _PLAIN_TURNS)
-        arrays["evaluated"] = evaluated_logprobs(module.policy, part_on_device, _PLAIN_TURNS)
+        arrays["plain_logprobs"] = plain_logprobs(module.policy, part_on_device, _PLAIN_TURNS)
         arrays |= texts(module.policy, part, observations, actions)
         decode = module.policy.language_model.tokenizer.tokenizer.convert_ids_to_tokens
         pieces = [[str(piece) for piece in decode(row)] for row in arrays["ids"].tolist()]  # pyright: ignore
@@ -214,8 +235,10 @@ def take_sample(
         pieces=pieces,
         arrays={name: _array(tensor) for name, tensor in arrays.items() if tensor is not None},
     )
-    if envs is not None and "origin" in sample:
-        sample = replace(sample, arrays={**sample.arrays, **replay(sample, actions, envs, max_turns)})
+    if again is not None and "origin" in sample:
+        replayed, after = replay(sample, actions, again)
+        replayed["replay_final_values"] = final_values_of(module.policy, sample, after)
+        sample = replace(sample, arrays={**sample.arrays, **replayed})
     return sample, part_on_device
 
 
@@ -358,72 +381,42 @@ def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
     return lengths
 
 
-def replay(sample: Sample, actions: Sequence[Any], envs: VectorEnv, max_turns: int | None) -> dict[str, np.ndarray]:
-    """Play some episodes of a sample again from their seeds, with the same actions.
+def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
+    """Return what training computes before the first optimiser step, each ``(turn, token)``; see :class:`Sample`."""
+    shape = batch.response_mask.shape
+    names = ("logprobs", "entropy", "values")
+    out: dict[str, Tensor | None] = dict.fromkeys(names)
+    with without_gradient(policy):
+        for some in policy.passes(batch, False):
+            part = policy.evaluate(batch[some])
+            for name in names:
+                computed = getattr(part, name)
+                if computed is not None:
+                    whole = out[name]
+                    whole = torch.zeros(shape, dtype=torch.float64) if whole is None else whole
+                    whole[some.cpu()] = computed.double().cpu()
+                    out[name] = whole
+    return {"evaluated": out["logprobs"], "entropy": out["entropy"], "evaluated_values": out["values"]}
+
+
+def final_values_of(policy: Policy, sample: Sample, after: Mapping[int, Any]) -> np.ndarray:
+    """Return the values of the states after turns that are cut, ``(turn,)``; NaN where they are not computed.
 
     Args:
-        sample: turns with their origin.
-        actions: the action of each turn, as the environment takes it.
-        envs: one environment.
-        max_turns: number of turns after which episodes are truncated; None uses only the limit of the environment.
-
-    Returns:
-        ``replay_rewards`` and others, see :class:`Sample`.
+        policy: policy whose weights have not changed since the turns were sampled.
+        sample: the turns.
+        after: observation after each turn that was played again.
     """
-    names = ("rewards", "terminated", "truncated", "observed", "repeats")
-    out = {f"replay_{name}": np.full(len(sample), np.nan) for name in names}
-
-    vector: Any = envs  # Gymnasium types neither set_attr nor one seed for each environment
-
-    def play(turns: np.ndarray) -> Iterator[tuple[float, bool, bool, str]]:
-        seed, episode, noise = sample["origin"][turns[0]].tolist()
-        if noise >= 0:
-            vector.set_attr("noise_seed", [noise])
-        seen, _ = vector.reset(seed=[seed], options={"episode": np.array([episode])})
-        for number, turn in enumerate(turns):
-            before = text_of(seen[0]) if sample.observations[turn] else ""
-            action = actions[turn]
-            batched = (action,) if isinstance(action, str) else np.asarray(action)[None]
-            seen, rewards, terminated, truncated, _ = envs.step(batched)
-            late = max_turns is not None and number + 1 >= max_turns and not terminated[0]
-            yield float(rewards[0]), bool(terminated[0]), bool(truncated[0] or late), before
-            if terminated[0] or truncated[0]:
-                return
-
-    for number, turns in enumerate(_whole_episodes(sample)):
-        if number == _REPLAYED:
-            break
-        first = list(play(turns))
-        again = list(play(turns)) if number < _REPEATED else first
-        for turn, result, second in zip(turns, first, again, strict=False):
-            reward, terminated, truncated, before = result
-            same = before == sample.observations[turn]
-            for name, value in zip(names, (reward, terminated, truncated, same, result == second), strict=True):
-                out[f"replay_{name}"][turn] = float(value)
-    return out
-
-
-def _whole_episodes(sample: Sample) -> Iterator[np.ndarray]:
-    """Yield the turns of each episode that begins in the sample, the episodes of different environments in turn."""
-    episodes: list[list[np.ndarray]] = []
-    for turns in sample.envs():
-        starts = [place for place, turn in enumerate(turns) if sample["turn"][turn] == 0]
-        episodes.append([turns[start:end] for start, end in pairwise([*starts, len(turns)])])
-    for number in range(max(map(len, episodes), default=0)):
-        yield from (of_env[number] for of_env in episodes if number < len(of_env))
-
-
-def evaluated_logprobs(policy: TextPolicy, batch: TurnBatch, limit: int) -> Tensor:
-    """Return the log-probabilities that training computes, ``(turn, token)``; NaN for turns after ``limit``."""
-    some = batch[torch.arange(min(limit, len(batch)), device=batch.response_mask.device)]
-    out = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
-    with without_gradient(policy):
-        out[: len(some)] = policy.evaluate(some).logprobs.double().cpu()
+    out = np.full(len(sample), np.nan)
+    cut = [int(turn) for turn in np.flatnonzero(sample["cut"]) if int(turn) in after][:_VALUES]
+    prompt = getattr(policy, "prompt", None)
+    if cut and policy.has_critic and not (prompt is not None and prompt.history):
+        out[cut] = policy.state_values([after[turn] for turn in cut], [()] * len(cut)).double().cpu().numpy()
     return out
 
 
 @torch.no_grad()
-def plain_logprobs(policy: TextPolicy, batch: TurnBatch, limit: int) -> dict[str, Tensor]:
+def plain_logprobs(policy: TextPolicy, batch: TurnBatch, limit: int) -> Tensor:
     """Compute log-probabilities by one forward pass per turn, without padding, caches or shared rows.
 
     Args:
@@ -432,28 +425,19 @@ def plain_logprobs(policy: TextPolicy, batch: TurnBatch, limit: int) -> dict[str
         limit: number of turns; those after it get NaN.
 
     Returns:
-        ``plain_logprobs``, ``plain_entropy`` and ``plain_variance``, see :class:`Sample`.
+        The log-probabilities, float64 ``(turn, token)``.
     """
-    shape = batch.response_mask.shape
-    names = ("plain_logprobs", "plain_entropy", "plain_variance")
-    out = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in names}
+    width = batch.response_mask.shape[1]
+    out = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
     model: Any = policy.language_model.model
     was_training = model.training
     model.eval()
     for turn in range(min(limit, len(batch))):
         prompt = batch.inputs["prompt_ids"][turn][batch.inputs["prompt_mask"][turn]]
-        response = batch.inputs["response_ids"][turn, : shape[1]]
+        response = batch.inputs["response_ids"][turn, :width]
         ids = torch.cat([prompt, response])[None]
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
         logprobs = torch.log_softmax(logits / policy.sampling.temperature, -1)
-        probabilities = logprobs.exp()
-        entropy = -(probabilities * logprobs).sum(-1)
-        values = (
-            logprobs.gather(-1, response[:, None])[:, 0],
-            entropy,
-            (probabilities * logprobs.square()).sum(-1) - entropy.square(),
-        )
-        for name, value in zip(names, values, strict=True):
-            out[name][turn] = value.cpu()
+        out[turn] = logprobs.gather(-1, response[:, None])[:, 0].cpu()
     model.train(was_training)
     return out

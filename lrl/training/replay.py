@@ -1,0 +1,155 @@
+"""Episodes of a sample played again, from their seeds and actions, by a loop that shares no code with training.
+
+Environments of :class:`~lrl.envs.factory.GymnasiumEnvs` are played without the wrappers of this package. What these
+wrappers add, such as the penalty of an invalid response, is written here a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from gymnasium.utils import seeding
+
+from lrl.codecs.codec import InvalidActionError, clip_to_space
+from lrl.diagnosis.sample import Sample
+from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.prompts import get_response_format
+
+_EPISODES = 32
+"""Maximum number of episodes that are played again."""
+_REPEATED = 2
+"""Number of these episodes that are played twice, to see whether the environment is deterministic."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Holds the outcome of a turn."""
+
+    before: Any
+    """Observation before the turn."""
+    reward: float
+    terminated: bool
+    truncated: bool
+    after: Any
+    """Observation after the turn."""
+
+
+class Replay:
+    """Plays episodes again.
+
+    Args:
+        factory: factory of the training environment.
+        response_format: name of the format of responses; None for native observations and actions.
+        max_turns: number of turns after which episodes are truncated; None uses only the limit of the environment.
+    """
+
+    def __init__(self, factory: EnvFactory, response_format: str | None, max_turns: int | None = None) -> None:
+        self.factory, self.max_turns = factory, max_turns
+        self._format = None if response_format is None else get_response_format(response_format)
+        self._single: Any = factory.make_native() if isinstance(factory, GymnasiumEnvs) else None
+        self._vector: Any = None if self._single is not None else factory.make(1, response_format)
+
+    def close(self) -> None:
+        """Close the environment."""
+        (self._vector if self._single is None else self._single).close()
+
+    def play(self, origin: np.ndarray, actions: Sequence[Any]) -> Iterator[Outcome]:
+        """Play one episode, and yield the outcomes of its turns, until it ends.
+
+        Args:
+            origin: seed, number and noise seed of the episode, int64 ``(3,)``.
+            actions: actions of the turns, as vectorised environments take them.
+        """
+        seed, episode, noise = origin.tolist()
+        for number, (before, outcome) in enumerate(self._turns(seed, episode, noise, actions)):
+            after, reward, terminated, truncated = outcome
+            late = self.max_turns is not None and number + 1 >= self.max_turns and not terminated
+            yield Outcome(before, float(reward), bool(terminated), bool(truncated or late), after)
+            if terminated or truncated or late:
+                return
+
+    def _turns(self, seed: int, episode: int, noise: int, actions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        if self._single is None:
+            yield from self._vector_turns(seed, episode, noise, actions)
+            return
+        assert isinstance(self.factory, GymnasiumEnvs)
+        env, codec, invalid = self._single, self.factory.codec, 0
+        native, _ = env.reset(seed=seed, options=self.factory.reset_options or None)
+        if noise >= 0:
+            env.unwrapped.np_random = seeding.np_random(noise)[0]
+        context = None if self._format is None else codec.context(env)
+        seen = text = native if self._format is None else codec.observation_to_text(native, context)
+        for action in actions:
+            before = seen
+            try:
+                chosen = action
+                if self._format is not None:
+                    chosen = clip_to_space(env.action_space, codec.text_to_action(self._format.extract(action)))[0]
+                native, reward, terminated, truncated, _ = env.step(chosen)
+                invalid = 0
+                seen = text = native if self._format is None else codec.observation_to_text(native, context)
+            except InvalidActionError as error:
+                invalid += 1
+                seen = f"Invalid action: {error}.\n{text}"
+                reward, truncated = self.factory.invalid_penalty, False
+                terminated = invalid >= self.factory.max_invalid
+            yield before, (seen, reward, terminated, truncated)
+
+    def _vector_turns(self, seed: int, episode: int, noise: int, actions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        if noise >= 0:
+            self._vector.set_attr("noise_seed", [noise])
+        seen, _ = self._vector.reset(seed=[seed], options={"episode": np.array([episode])})
+        for action in actions:
+            before = seen[0]
+            batched = (action,) if isinstance(action, str) else np.asarray(action)[None]
+            seen, rewards, terminated, truncated, _ = self._vector.step(batched)
+            yield before, (seen[0], rewards[0], terminated[0], truncated[0])
+
+
+def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[str, np.ndarray], dict[int, Any]]:
+    """Play some episodes of a sample again.
+
+    Args:
+        sample: turns with their origin.
+        actions: the action of each turn.
+        again: plays the episodes.
+
+    Returns:
+        ``replay_rewards`` and others, see :class:`Sample`, and the observation after each turn that was played.
+    """
+    names = ("rewards", "terminated", "truncated", "observed", "repeats")
+    out = {f"replay_{name}": np.full(len(sample), np.nan) for name in names}
+    after: dict[int, Any] = {}
+    for number, turns in enumerate(_whole_episodes(sample)):
+        if number == _EPISODES:
+            break
+        played = [list(again.play(sample["origin"][turns[0]], [actions[turn] for turn in turns]))]
+        if number < _REPEATED:
+            played.append(list(again.play(sample["origin"][turns[0]], [actions[turn] for turn in turns])))
+        for turn, outcome, second in zip(turns.tolist(), played[0], played[-1], strict=False):
+            recorded = sample.observations[turn]
+            same = not recorded or str(outcome.before) == recorded
+            values = (outcome.reward, outcome.terminated, outcome.truncated, same, _equal(outcome, second))
+            for name, value in zip(names, values, strict=True):
+                out[f"replay_{name}"][turn] = float(value)
+            after[turn] = outcome.after
+    return out, after
+
+
+def _equal(one: Outcome, other: Outcome) -> bool:
+    ends = (one.reward, one.terminated, one.truncated) == (other.reward, other.terminated, other.truncated)
+    return ends and str(one.before) == str(other.before)
+
+
+def _whole_episodes(sample: Sample) -> Iterator[np.ndarray]:
+    """Yield the turns of each episode that begins in the sample, the episodes of different environments in turn."""
+    episodes: list[list[np.ndarray]] = []
+    for turns in sample.envs():
+        starts = [place for place, turn in enumerate(turns) if sample["turn"][turn] == 0]
+        episodes.append([turns[start:end] for start, end in pairwise([*starts, len(turns)])])
+    for number in range(max(map(len, episodes), default=0)):
+        yield from (of_env[number] for of_env in episodes if number < len(of_env))
