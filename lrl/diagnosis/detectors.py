@@ -284,16 +284,16 @@ def rewards(sample: Sample) -> Iterator[Finding]:
 
 
 DETECTORS: tuple[SampleDetector, ...] = (
+    *EPISODE_DETECTORS,
     trained_tokens,
-    gradient_sign,
     recorded_logprobs,
     recorded_values,
     reference,
-    *EPISODE_DETECTORS,
     *CREDIT_DETECTORS,
     rewards,
+    gradient_sign,
     *LOSS_DETECTORS,
 )
-"""Detectors that use one sample."""
+"""Detectors that use one sample, in the order in which numbers are computed: the first finding is nearest the cause."""
 SERIES_DETECTORS = (sampled_distribution, reference_moves, success_and_return)
 """Detectors that use all samples of a run."""

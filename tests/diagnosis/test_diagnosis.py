@@ -5,13 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from tiny_runs import grpo, make_trainer, network, ppo, rollout_data, save_tiny_model
 
 import lrl.algorithms.grpo
 import lrl.algorithms.ppo
 import lrl.functional.advantages
+import lrl.training.collect
 import lrl.training.gradient_module
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.metrics import diagnose, diagnose_metrics
+from lrl.envs.native import NativeEnv
 from lrl.lm.decoding import DecodeLoop
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
@@ -88,6 +92,35 @@ def training_at_temperature(factor):
     return [(LanguageModel, "distribution", change)]
 
 
+def recomputed(old):
+    """Replace the recorded log-probabilities by those of the current policy, so that all ratios are 1."""
+    return lambda self, batch: old(self, batch.replace(old_logprobs=self.policy.evaluate(batch).logprobs.detach()))
+
+
+def mixed(old):
+    def minibatch(self, index):
+        batch = old(self, index)
+        return batch.replace(advantages=batch.advantages.roll(1, 0))
+
+    return minibatch
+
+
+def negated_reward(old):
+    def step(self, action):
+        observation, reward, *others = old(self, action)
+        return observation, -reward, *others
+
+    return step
+
+
+def unseeded(old):
+    return lambda self, *, seed=None, options=None: old(self, options=options)
+
+
+def without_clip(old):
+    return lambda ratio, advantages, *clip: ratio * advantages
+
+
 SIGN = [(module, "clipped_surrogate", negated_surrogate) for module in (lrl.algorithms.grpo, lrl.algorithms.ppo)]
 MISTAKES = {
     "end token not trained": ("prompts", of_mask(without_last)),
@@ -121,6 +154,15 @@ MISTAKES = {
         "prompts",
         [(TextPolicy, "reference_logprobs", lambda old: lambda self, batch: old(self, batch) * 0.5)],
     ),
+    "ratios are not clipped": ("network", [(lrl.algorithms.ppo, "clipped_surrogate", without_clip)]),
+    "ratio does not depend on the policy": ("network", [(GradientModule, "step", recomputed)]),
+    "minibatches mix the fields of different turns": ("network", [(RolloutDataModule, "minibatch", mixed)]),
+    "rewards of the wrappers have the wrong sign": ("network", [(NativeEnv, "step", negated_reward)]),
+    "environment is not deterministic": ("network", [(CartPoleEnv, "reset", unseeded)]),
+    "held-out episodes are used in training": (
+        "network",
+        [(lrl.training.collect, "seeds", lambda old: lambda purpose, seed, episode, env: 10_000 + (env + episode) % 2)],
+    ),
     "tokens have wrong weights in the loss": (
         "prompts",
         [
@@ -139,6 +181,7 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
     kind, changes = MISTAKES[cause]
     for place, name, change in changes:
         monkeypatch.setattr(place, name, change(getattr(place, name)))
+    cause = {"rewards of the wrappers have the wrong sign": "reward has the wrong sign"}.get(cause, cause)
     assert causes(tmp_path, tiny_folder, kind, collections=3 if kind == "network" else 1)[0] == cause
 
 
