@@ -1,0 +1,245 @@
+"""Validate the diagnosis: train with mistakes in the code, and write what is found and when.
+
+Each mistake is a patch of ``assets/faults``, written by someone who did not know the detectors. It is applied to a
+copy of the code in which training differs from this one only by the mistake::
+
+    python scripts/faults.py --code /tmp/copy --folder runs/faults --json assets/results/diagnosis_faults.json
+
+A copy with the mistake is trained on five seeds. The first named cause is right if its category is that of the patch.
+It is in time if it is reported before half of the return is lost that runs without the mistake gain over these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FAULTS = ROOT / "assets" / "faults"
+SEEDS = (3942045591, 1796939882, 3567225531, 2657910699, 1679958385)
+"""Seeds 0 to 4 of ``lrl run_seeds``."""
+RUNS = {
+    "grpo": ["--config", "configs/frozen_lake/grpo.yaml", "--trainer.max_epochs", "12"],
+    "ppo": [
+        *("--config", "configs/cartpole/ppo_text.yaml", "--trainer.max_epochs", "8"),
+        *("--data.num_envs", "16", "--data.num_epochs", "4", "--data.num_minibatches", "8"),
+    ],
+}
+OPTIONS = ["--trainer.limit_val_batches", "0", "--trainer.callbacks+=Diagnosis"]
+CATEGORIES = {
+    "A": (
+        "padding trained",
+        "wrong mask",
+        "sampled tokens not trained",
+        "tokens have wrong weights in the loss",
+        "prompts do not contain the observation",
+    ),
+    "B": ("shifted mask", "wrong mask", "sampled tokens not trained"),
+    "C": ("end token not trained",),
+    "D": (
+        "reward has the wrong sign",
+        "reward has the wrong scale",
+        "reward has an offset",
+        "reward is clipped",
+        "constant reward",
+        "rewards are shifted by one turn",
+        "rewards are not those of the environment",
+        "advantages are negated",
+        "advantages are scaled",
+        "advantages are not scaled",
+        "advantages are scaled wrongly",
+        "advantages have an offset",
+    ),
+    "E": (
+        "advantages leak between groups",
+        "groups are interleaved",
+        "groups are not those of the episodes",
+        "advantages leak across episodes",
+        "episodes of a group start from different states",
+        "episodes have the advantages of others",
+        "minibatches mix the fields of different turns",
+        "advantages are returns without baseline",
+        "advantages are scaled",
+        "advantages are not scaled",
+        "advantages are scaled wrongly",
+        "advantages have an offset",
+    ),
+    "F": (
+        "truncation treated as termination",
+        "termination treated as truncation",
+        "end of an episode is missed",
+        "episodes end too early",
+        "values after a cut are of another state",
+    ),
+    "G": (
+        "sampling uses wrong log-probabilities",
+        "training uses wrong log-probabilities",
+        "sampling and training use wrong log-probabilities",
+        "tokens are sampled from another distribution",
+        "ratio does not depend on the policy",
+        "sampling and training disagree",
+    ),
+    "H": (
+        "wrong reference policy",
+        "reference moves with the policy",
+        "KL term has the wrong sign",
+        "KL term has no effect",
+        "KL penalty is missing",
+        "KL penalty has the wrong sign",
+    ),
+    "I": (
+        "learning rate too high",
+        "learning rate too low",
+        "loss has the wrong sign",
+        "update has the wrong sign",
+        "weights are not trained",
+        "advantages are negated",
+        "advantages do not determine the update",
+        "ratios are not clipped",
+        "ratios are clipped on the wrong side",
+        "wrong surrogate objective",
+    ),
+    "J": (
+        "wrong targets of the critic",
+        "critic is not trained",
+        "value loss has the wrong sign",
+        "critic is harmful",
+        "critic learns nothing",
+        "values are not those of the critic",
+        "advantages are returns without baseline",
+        "rewards are not discounted",
+        "only the next reward counts",
+        "gae_lambda is ignored",
+        "gae_lambda is 0",
+        "token_lambda is ignored",
+    ),
+    "K": ("entropy bonus has the wrong sign", "entropy bonus has no effect", "entropy collapsed"),
+    "L": ("groups are dead", "members of a group use the same random numbers", "advantages are all 0"),
+    "N": (
+        "invalid responses have the wrong reward",
+        "invalid responses are rewarded",
+        "invalid responses are executed",
+    ),
+    "P": ("held-out episodes are used in training",),
+    "R": (
+        "environment is not deterministic",
+        "episode goes on after its end",
+        "turns of an episode are missing",
+        "observations are not those of the environment",
+        "rewards are shifted by one turn",
+        "rewards are not those of the environment",
+        "prompts do not contain the observation",
+        "responses are not the sampled tokens",
+    ),
+}
+"""Causes of each category of mistakes, fixed before the mistakes were known."""
+
+
+class Findings(logging.Handler):
+    """Writes the causes of warnings with the collection in which they are reported."""
+
+    def __init__(self, run: Path) -> None:
+        super().__init__()
+        self.run = run
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append a line if the record is a finding."""
+        if not isinstance(record.args, tuple) or len(record.args) != 3:
+            return
+        samples = sorted((self.run / "samples").glob("*.npz"))
+        line = {
+            "cause": record.args[0],
+            "evidence": record.args[1],
+            "collection": int(samples[-1].stem) if samples else 0,
+        }
+        with self.run.with_suffix(".jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def train(code: Path, algorithm: str, run: Path, seed: int) -> None:
+    """Train in a child process, which has imported the code of the copy already."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return
+    try:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(run, ignore_errors=True)
+        run.with_suffix(".jsonl").unlink(missing_ok=True)
+        log = run.with_suffix(".log").open("w")
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        os.chdir(code)
+        from lrl.cli.program import main
+
+        logging.getLogger("lrl").addHandler(Findings(run))
+        options = ["--seed_everything", str(seed), "--run_directory", str(run)]
+        sys.argv = ["lrl", "fit", *RUNS[algorithm], *OPTIONS, *options]
+        main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def returns(run: Path) -> list[float]:
+    """Return the mean reward per turn of each collection."""
+    with (run / "metrics.csv").open(newline="") as lines:
+        return [float(row["rollout/return"]) for row in csv.DictReader(lines) if row.get("rollout/return")]
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """Return what was found in a run, and its returns."""
+    from lrl.diagnosis.metrics import diagnose
+
+    path = run.with_suffix(".jsonl")
+    alarms = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    finished = (run / "metrics.csv").exists()
+    found = [finding.cause for finding in diagnose(run)] if finished else []
+    return {"findings": found, "alarms": alarms, "returns": returns(run) if finished else []}
+
+
+def main() -> None:
+    """Train the copy with one patch, or without one, on all seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--code", type=Path, required=True, help="a clone of the repository, which is changed")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--algorithm", choices=RUNS, required=True)
+    parser.add_argument("--fault", default="none", help="name of the patch; none trains without a mistake")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    args = parser.parse_args()
+    git = ["git", "-C", str(args.code)]
+    subprocess.run([*git, "checkout", "-q", "."], check=True)
+    if args.fault != "none":
+        patch = FAULTS / args.algorithm / args.fault / "fault.patch"
+        subprocess.run([*git, "apply", "--recount", str(patch.resolve())], check=True)
+    sys.path.insert(0, str(args.code.resolve()))
+    import lightning.pytorch  # noqa: F401 (imported once, before the children are forked)
+
+    import lrl.cli.main  # noqa: F401
+
+    assert Path(lrl.cli.main.__file__).is_relative_to(args.code.resolve()), lrl.cli.main.__file__
+    folder = args.folder.resolve() / args.algorithm / args.fault
+    for seed in SEEDS[: args.seeds]:
+        run = folder / str(seed)
+        path = run.with_suffix(".json")
+        if not path.exists():
+            train(args.code.resolve(), args.algorithm, run, seed)
+            path.write_text(json.dumps(outcome(run), indent=1))
+        found = json.loads(path.read_text())
+        print(
+            args.algorithm, args.fault, seed, [alarm["cause"] for alarm in found["alarms"]][:4], found["findings"][:4]
+        )
+
+
+if __name__ == "__main__":
+    main()
