@@ -28,9 +28,9 @@ FAULTS = ROOT / "assets" / "faults"
 SEEDS = (3942045591, 1796939882, 3567225531, 2657910699, 1679958385)
 """Seeds 0 to 4 of ``lrl run_seeds``."""
 RUNS = {
-    "grpo": ["--config", "configs/frozen_lake/grpo.yaml", "--trainer.max_epochs", "12"],
+    "grpo": ["--config", "configs/frozen_lake/grpo.yaml", "--trainer.max_epochs", "8"],
     "ppo": [
-        *("--config", "configs/cartpole/ppo_text.yaml", "--trainer.max_epochs", "8"),
+        *("--config", "configs/cartpole/ppo_text.yaml", "--trainer.max_epochs", "5"),
         *("--data.num_envs", "16", "--data.num_epochs", "4", "--data.num_minibatches", "8"),
     ],
 }

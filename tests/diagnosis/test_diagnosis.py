@@ -28,6 +28,7 @@ RUNS = {
     "continuing": lambda folder: ppo(folder, kl={"coef": 0.0, "target": None}, credit={"kind": "turn"}),
     "network": network,
 }
+NESTED = {kind: {"kind": kind, "normalise": kind != "nested"} for kind in ("nested", "token")}
 
 
 def causes(root, folder, kind, collections):
@@ -45,6 +46,12 @@ def tiny_folder(tmp_path_factory):
 @pytest.mark.parametrize("kind", list(RUNS))
 def test_a_healthy_run_has_no_findings(kind, tiny_folder, tmp_path):
     assert causes(tmp_path, tiny_folder, kind, collections=3) == []
+
+
+@pytest.mark.parametrize("kind", list(NESTED))
+def test_credit_of_tokens_is_computed_again(kind, tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(RUNS, "continuing", lambda folder: ppo(folder, credit=NESTED[kind], optimizer={"lr": 1e-3}))
+    assert causes(tmp_path, tiny_folder, "continuing", collections=2) == []
 
 
 def changed(batch, change):
