@@ -3,7 +3,8 @@
 Each mistake is a patch of ``assets/faults``, written by someone who did not know the detectors. It is applied to a
 copy of the code in which training differs from this one only by the mistake::
 
-    python scripts/faults.py --code /tmp/copy --folder runs/faults --json assets/results/diagnosis_faults.json
+    python scripts/faults.py --code /tmp/copy --folder runs/faults --algorithm grpo --fault 01
+    python scripts/faults.py --folder runs/faults --json assets/results/diagnosis_faults.json
 
 A copy with the mistake is trained on five seeds. The first named cause is right if its category is that of the patch.
 It is in time if it is reported before half of the return is lost that runs without the mistake gain over these.
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -208,15 +210,77 @@ def outcome(run: Path) -> dict[str, Any]:
     return {"findings": found, "alarms": alarms, "returns": returns(run) if finished else []}
 
 
+def judged(algorithm: str, fault: str, found: dict[str, Any], healthy: Sequence[float]) -> dict[str, Any]:
+    """Return whether the first named cause of a run is right and in time.
+
+    Args:
+        algorithm: name of the algorithm.
+        fault: name of the patch.
+        found: result of :func:`outcome` for a run with the mistake.
+        healthy: returns of the run without the mistake and with the same seed.
+    """
+    letters = (FAULTS / algorithm / fault / "category.txt").read_text().strip().replace(" ", "").split(",")
+    expected = {cause for letter in letters for cause in CATEGORIES.get(letter, ())}
+    first = next(iter(found["findings"]), None)
+    when = min((alarm["collection"] for alarm in found["alarms"] if alarm["cause"] in expected), default=None)
+    losses = [one - other for one, other in zip(healthy, found["returns"], strict=False)]
+    total = sum(losses)
+    lost = None if when is None or total <= 0 else sum(losses[: when + 1]) / total
+    right = first in expected
+    return {
+        "first": first,
+        "others": found["findings"][1:],
+        "right": right,
+        "named": any(cause in expected for cause in found["findings"]),
+        "collection": when,
+        "lost_share": None if lost is None else round(lost, 4),
+        "in_time": right and when is not None and (lost is None or lost < 0.5),
+        "finished": bool(found["returns"]),
+    }
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Return the judgement of all runs, with their counts."""
+    rows: list[dict[str, Any]] = []
+    for algorithm in RUNS:
+        healthy = {path.stem: json.loads(path.read_text()) for path in (folder / algorithm / "none").glob("*.json")}
+        for patch in sorted((FAULTS / algorithm).iterdir()):
+            paths = sorted((folder / algorithm / patch.name).glob("*.json"))
+            found = {path.stem: json.loads(path.read_text()) for path in paths}
+            runs = {
+                seed: judged(algorithm, patch.name, one, healthy[seed]["returns"])
+                for seed, one in found.items()
+                if seed in healthy
+            }
+            facts = {name: (patch / f"{name}.txt").read_text().strip() for name in ("description", "category")}
+            rows.append({"algorithm": algorithm, "fault": patch.name, **facts, "runs": runs})
+        rows.append({"algorithm": algorithm, "fault": "none", "alarms": {k: v["findings"] for k, v in healthy.items()}})
+    faulty = [run for row in rows for run in row.get("runs", {}).values()]
+    counts = {name: sum(run[name] for run in faulty) for name in ("finished", "right", "named", "in_time")}
+    return {"counts": {"started": len(faulty), **counts}, "rows": rows}
+
+
 def main() -> None:
-    """Train the copy with one patch, or without one, on all seeds."""
+    """Train the copy with one patch, or without one, on all seeds; or write what was found in all runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--code", type=Path, required=True, help="a clone of the repository, which is changed")
+    parser.add_argument("--code", type=Path, help="a clone of the repository, which is changed")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--algorithm", choices=RUNS, required=True)
+    parser.add_argument("--algorithm", choices=RUNS)
     parser.add_argument("--fault", default="none", help="name of the patch; none trains without a mistake")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--json", type=Path, help="write what was found in all runs of the folder, and train nothing")
     args = parser.parse_args()
+    if args.json is not None:
+        commit = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        )
+        command = f"python scripts/faults.py --folder RUNS --json {args.json}"
+        args.json.write_text(
+            json.dumps({"command": command, "commit": commit.stdout.strip(), **summary(args.folder)}, indent=1) + "\n"
+        )
+        return
+    if args.code is None or args.algorithm is None:
+        parser.error("--code and --algorithm are missing.")
     git = ["git", "-C", str(args.code)]
     subprocess.run([*git, "checkout", "-q", "."], check=True)
     if args.fault != "none":

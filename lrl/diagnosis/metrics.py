@@ -194,12 +194,35 @@ def collapse(columns: Columns) -> Iterator[Finding]:
         )
 
 
+def reward_hacking(columns: Columns) -> Iterator[Finding]:
+    """Detect rewards in training that rise while held-out episodes become worse."""
+    name = next((name for name in _HELD_OUT if name in columns), None)
+    rewards = [column for column in columns if column.startswith("rollout/reward_")]
+    if name is None or not rewards or len(columns[name]) < 4 or "rollout/return" not in columns:
+        return
+    held_out, modelled = columns[name], columns["rollout/return"]
+    best = int(held_out.argmax())
+    then = modelled[: max(int(len(modelled) * (best + 1) / len(held_out)), 1)]
+    spread = float(modelled.std())
+    lost = float(held_out[best] - held_out[-2:].mean()) / max(float(np.ptp(held_out)), 1e-9)
+    if best < len(held_out) - 2 and lost > 0.3 and _last(modelled) > _last(then) + 0.2 * spread:
+        yield Finding(
+            cause="reward rises while the result falls",
+            evidence=f"rollout/return rose from {_last(then):.3g} to {_last(modelled):.3g} after the best {name}; "
+            f"this fell from {held_out[best]:.3g} to {held_out[-1]:.3g}",
+            remedy="a larger kl.coef, fewer collections, or another reward: the policy exploits errors of the reward",
+            confidence=0.75,
+            severity="warning",
+        )
+
+
 METRIC_DETECTORS: Sequence[Callable[[Columns], Iterator[Finding]]] = (
     disagreement,
     step_size,
     critic,
     exploration,
     responses,
+    reward_hacking,
     collapse,
 )
 """Detectors that use metrics."""

@@ -81,7 +81,8 @@ def write_report(
     Raises:
         OSError: If the file cannot be written.
     """
-    reports = [read_run(run, _diagnosed(run, diagnose)) for run in runs]
+    shown = [*runs, *baseline] if len(runs) > 1 else runs
+    reports = [read_run(run, _diagnosed(run, diagnose)) for run in shown]
     several = _several(runs, baseline) if len(runs) > 1 else {}
     page = _render(
         title="Report of " + _named(reports[0].name, len(runs), len(baseline)),
@@ -138,6 +139,9 @@ def _panels(report: RunReport) -> dict[str, dict[str, tuple[np.ndarray, np.ndarr
         title: {_label(name): metrics.columns[name] for name in names if name in metrics}
         for title, names in {**_PANELS, "reward terms": rewards}.items()
     }
+    if rewards and metrics.result is not None and metrics.result.startswith("val/"):
+        compared = ("rollout/return", metrics.result)
+        panels["reward in training, and result"] = {_label(name): metrics.columns[name] for name in compared}
     if report.dead_groups is not None:
         panels["share of dead groups"] = {"groups with equal returns": report.dead_groups}
     panels["seconds by phase"] = _phases(metrics)

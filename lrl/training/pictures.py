@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 @register
 class PolicyPicture(L.Callback):
-    """Writes ``policy.png`` (on FrozenLake only) and ``learning_curve.png`` at the end of training.
+    """Writes ``policy_start.png`` and ``policy.png`` (on FrozenLake only), and ``learning_curve.png``.
+
+    The first is drawn before training, the others at its end.
 
     The learning curve shows the success rates that the run has logged against env steps. TensorBoard and Weights &
     Biases get the pictures as well.
@@ -44,6 +46,14 @@ class PolicyPicture(L.Callback):
         check_arguments(PolicyPicture.__init__, locals(), "PolicyPicture")
         self.samples = samples
 
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Draw the policy before training; a resumed run keeps the picture that it has."""
+        path = Path(trainer.default_root_dir) / "policy_start.png"
+        data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        if trainer.global_step == 0 and is_frozen_lake(data.validation_env):
+            lake = lakes_of(data.validation_env, 1, data.validation.seed)[0]
+            self._draw_policy(trainer, pl_module, lake, path)
+
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Evaluate the policy on every rank, draw on the first."""
         folder = Path(trainer.default_root_dir)
@@ -51,7 +61,7 @@ class PolicyPicture(L.Callback):
         baselines: dict[str, float] = {}
         if is_frozen_lake(data.validation_env):
             lake = lakes_of(data.validation_env, 1, data.validation.seed)[0]
-            self._draw_policy(trainer, pl_module, lake, folder)
+            self._draw_policy(trainer, pl_module, lake, folder / "policy.png")
             if len(lakes_of(data.validation_env, 2, data.validation.seed)) == 1:
                 baselines["optimum"] = lake.optimum
         if trainer.is_global_zero:
@@ -59,11 +69,11 @@ class PolicyPicture(L.Callback):
             for path in filter(Path.exists, (folder / "policy.png", folder / "learning_curve.png")):
                 log_figure(trainer.loggers, path, trainer.current_epoch)
 
-    def _draw_policy(self, trainer: L.Trainer, pl_module: L.LightningModule, lake: Lake, folder: Path) -> None:
+    def _draw_policy(self, trainer: L.Trainer, pl_module: L.LightningModule, lake: Lake, path: Path) -> None:
         greedy, sampled = _evaluated(trainer, pl_module, lake, self.samples)
         if trainer.is_global_zero:
             title = f"exact success {greedy.success[0]:.3f}, optimum {lake.optimum:.3f}"
-            draw_policy(lake, sampled.decisions[0], folder / "policy.png", title)
+            draw_policy(lake, sampled.decisions[0], path, title)
 
     def _draw_curve(self, trainer: L.Trainer, baselines: Mapping[str, float], folder: Path) -> None:
         logger = next((logger for logger in trainer.loggers if isinstance(logger, CSVLogger)), None)

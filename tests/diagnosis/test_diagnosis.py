@@ -205,6 +205,14 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
         ({"rollout/invalid_action_rate": [0.0] * 5 + [0.5] * 5}, "invalid actions increase"),
         ({"rollout/token_limit_rate": [0.0] * 5 + [0.5] * 5}, "responses grow to the token limit"),
         ({"val/return": [10.0, 200.0, 500.0, 9.0]}, "policy collapsed after its best"),
+        (
+            {
+                "val/return": [1.0, 5.0, 4.0, 3.2, 3.1],
+                "rollout/return": np.arange(10.0),
+                "rollout/reward_model": np.arange(10.0),
+            },
+            "reward rises while the result falls",
+        ),
     ],
 )
 def test_metrics_show_a_problem(columns, cause):

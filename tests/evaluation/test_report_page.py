@@ -78,7 +78,7 @@ def test_several_runs_are_grouped_and_paired(tmp_path, capsys):
     main("lrl report", [*large, "--baseline", *small, "--out", str(tmp_path / "page.html")])
     page = (tmp_path / "page.html").read_text()
     assert "+0.400 (+0.400 to +0.400)" in page and "lr=0.01" in page and "2.800 (" in page
-    assert page.count("<details") == 5 and "probability of improvement" in page
+    assert page.count("<details") == 10 and "probability of improvement" in page
     with pytest.raises(SystemExit):
         main("lrl report", [str(tmp_path / "absent")])
     assert "name a run directory" in capsys.readouterr().err
