@@ -29,7 +29,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 quickstart-steps:
 	@echo "1. install lrl and its dependencies in $(VENV), unless this has been done: several gigabytes"
-	@echo "2. train a language model of 1.6 million parameters on FrozenLake: 3 to 7 minutes on two CPU cores"
+	@echo "2. train a language model of 1.6 million parameters on FrozenLake: 2 to 5 minutes on two CPU cores"
 	@echo "3. evaluate it on 200 held-out episodes: less than a minute"
 
 quickstart: quickstart-steps $(VENV)/.installed

@@ -24,6 +24,7 @@ from results.boards import boards
 from results.counts import fault_of, num_runs, restarted_runs, run_counts, with_earlier_counts
 from results.credit_truth import draw_scores
 from results.documentation import documentation_pages, fill_tables, filled_notebook
+from results.sentences import SENTENCES, figure_faults, fill_sentences
 from results.summaries import draw_picture, final_values, kept_results, pictures, summarise
 
 RESULTS, PICTURES = Path("assets/results"), Path("assets/pictures")
@@ -187,8 +188,10 @@ def _draw_searches(name: str, report: Mapping[str, Any]) -> None:
 
 
 def check() -> None:
-    """Exit with status 1 if ``write`` would change a page or the notebook, or counts of runs are missing or wrong."""
+    """Exit with status 1 if ``write`` would change a page, counts of runs are wrong, or a figure has no record."""
     faults = [fault for name, result in kept_results(RESULTS).items() if (fault := fault_of(name, result))]
+    for page in (Path("README.md"), *sorted(Path("docs").rglob("*.md"))):
+        faults += figure_faults(str(page), page.read_text(encoding="utf-8"))
     if faults:
         sys.exit("\n".join(faults))
     stale = [str(path) for path, text in _filled().items() if path.read_text(encoding="utf-8") != text]
@@ -200,7 +203,8 @@ def _filled() -> dict[Path, str]:
     """Return the text that ``write`` writes to every page and to the notebook, by path."""
     results = kept_results(RESULTS)
     texts = {path: path.read_text(encoding="utf-8") for path in documentation_pages(Path())}
-    pages = {path: fill_tables(path, text, results) for path, text in texts.items()}
+    texts |= {Path(page): Path(page).read_text(encoding="utf-8") for page in SENTENCES}
+    pages = {path: fill_sentences(str(path), fill_tables(path, text, results), results) for path, text in texts.items()}
     return pages | {NOTEBOOK: filled_notebook(NOTEBOOK.read_text(encoding="utf-8"), results)}
 
 

@@ -65,7 +65,7 @@ def exact(success: Callable[[Lake], float]) -> Read:
     return lambda kept: rounded(success(lakes_of(GymnasiumEnvs("FrozenLake-v1"))[0]))
 
 
-def _random_success(lake: Lake) -> float:
+def random_success(lake: Lake) -> float:
     """Return the probability of success of uniformly random actions."""
     return lake.success(np.full(lake.q_values.shape, 1 / lake.table.num_actions))
 
@@ -106,7 +106,7 @@ HEADLINES: Mapping[str, Headline] = {
         task="FrozenLake 4x4, slippery: success",
         algorithm="GRPO, rewards from Q-values",
         notebook="frozen_lake",
-        random=exact(_random_success),
+        random=exact(random_success),
         best=exact(lambda lake: lake.best_stationary),
         network=None,
         size="1.6M",

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from results.documentation import documentation_pages, fill_tables, narrow, seed_values_table
 from results.headlines import HEADLINES
+from results.sentences import SENTENCES, Sentence, figure_faults, fill_sentences
 from results.summaries import kept_results
 
 RUN = {"seed": 0, "minutes": 2.0, "curve": {"env_steps": [1], "val/return": [5.0]}}
@@ -146,3 +147,21 @@ def test_strategies_are_columns_of_the_table_of_ranks():
         "| trpo |  | 2.0e-16 | not supported | 1e-12 | 0.1 |",
         "| sft |  | 2.0e-16 | 2.0e-16 | 1e-12 | 0.1 |",
     ]
+
+
+def test_a_number_in_a_sentence_is_computed_and_every_other_one_is_named(monkeypatch):
+    sentence = Sentence(text="After {} steps it has {}", figures=lambda results: [str(results["r"]["steps"]), "-0.5"])
+    monkeypatch.setitem(SENTENCES, "README.md", (sentence,))
+    text = "PPO of SmolLM2-135M: `a 1`. After 10\nsteps it has 7, and then 8%.\n| 9 |\n[x](b 6)"
+    filled = fill_sentences("README.md", text, {"r": {"steps": 20}})
+    assert filled == text.replace("10", "20").replace("has 7", "has -0.5")
+    assert [fault.split(",")[0] for fault in figure_faults("README.md", filled)] == ["README.md has 8%"]
+    with pytest.raises(ValueError, match="README.md has the sentence 'After {} steps it has {}' 0 times"):
+        fill_sentences("README.md", "other", {})
+
+
+def test_a_figure_with_an_interval_must_be_in_a_table_of_its_page():
+    table = "<!-- table: results r -->\n| a | return 1.000 (0.500, 1.500) |\n<!-- end table -->\n"
+    known, unknown = "It has 1.000 (0.500, 1.500; 2 seeds).", "It has 0.934 (0.875 to\n0.990; 5 seeds) in 8 runs."
+    assert figure_faults("docs/a.md", table + known) == []
+    assert "docs/a.md has 0.934 (0.875 to 0.990), which neither" in figure_faults("docs/a.md", table + unknown)[0]

@@ -1,0 +1,278 @@
+"""Figures in sentences of the documentation, computed from kept results, configurations and the embedded model.
+
+``scripts/results.py write`` replaces the numbers of each :class:`Sentence`. Other numbers in the README must be listed
+in :data:`NOT_MEASURED`. In all pages, a figure with an interval or with the values of its seeds, such as ``0.934 (0.892
+to 0.976; 5 seeds)``, must be in a generated table of its page.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lrl.cli.options import PlayOptions
+from lrl.envs.factory import GymnasiumEnvs
+from lrl.evaluation.exact import Lake, lakes_of
+from lrl.evaluation.statistics import bootstrap_interval
+from results.headlines import random_success, rounded
+from results.summaries import final_values
+
+Results = Mapping[str, dict[str, Any]]
+
+_NUMBER = r"-?\d+(?:,\d{3})*(?:\.\d+)?"
+_TABLES = re.compile(r"<!-- table: .*?<!-- end table -->", re.DOTALL)
+_CODE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>", re.DOTALL)
+_SPREAD = re.compile(rf"({_NUMBER}) \(({_NUMBER}(?:, {_NUMBER})+|{_NUMBER} to {_NUMBER})(?:[;,] \d+ seeds)?\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sentence:
+    """A part of a sentence whose numbers are computed."""
+
+    text: str
+    """The words, with ``{}`` in place of each number."""
+    figures: Callable[[Results], Sequence[str]]
+    """Returns the numbers as text, given the kept results by name."""
+
+
+def _config(name: str) -> dict[str, Any]:
+    """Return a configuration."""
+    return yaml.safe_load((Path("configs") / name).read_text(encoding="utf-8"))
+
+
+def _parameters(folder: str) -> int:
+    """Return the number of parameters of a language model in a folder, from the header of its weights."""
+    data = (Path(folder) / "model.safetensors").read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+
+
+def _peak_gb(results: Results, config: str) -> str:
+    """Return the memory of a configuration until the first line of its run, in GB."""
+    costs = results["benchmark_configurations"]["configurations"]
+    return f"{next(cost for cost in costs if cost['config'] == config)['peak_gb']:.1f}"
+
+
+def _minutes(result: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the shortest and the longest duration of the runs of a result, in whole minutes."""
+    minutes = [run["minutes"] for run in result["runs"]]
+    return f"{min(minutes):.0f}", f"{max(minutes):.0f}"
+
+
+def _value_of_seed(result: Mapping[str, Any], seed: int) -> str:
+    """Return the final value of the run with a seed."""
+    return rounded(next(run for run in result["runs"] if run["seed"] == seed)["curve"][result["metric"]][-1])
+
+
+def _experiment(results: Results) -> list[str]:
+    """Return the figures of the README's experiment on Acrobot: CPU time, memory and returns."""
+    first, other = results["readme_runs"]["runs"][:2]
+    (random,) = [row for row in results["baselines_random"]["environments"] if row["env_id"] == "Acrobot-v1"]
+    memory = f"{max(first['peak_gb'], other['peak_gb']):.1f}"
+    cpu = f"{first['first_line_cpu_seconds']:.0f}", f"{first['cpu_minutes']:.0f}"
+    returns = (rounded(value) for value in (first["val/return"], other["val/return"], random["return_mean"]))
+    return [*cpu, memory, f"{first['episodes']}", *returns]
+
+
+def _difference(results: Results, name: str, other: str) -> list[str]:
+    """Return the mean difference between two results with the same seeds, and its bootstrap interval over seeds."""
+    differences = final_values(results[name]) - final_values(results[other])
+    return [f"{value:.0f}" for value in (differences.mean(), *bootstrap_interval(differences))]
+
+
+def _mean_cells(results: Results, name: str) -> list[str]:
+    """Return the mean success over policies in each environment of a table of cells."""
+    cells: dict[str, list[float]] = {}
+    for row in results[name]["environments"]:
+        cells.setdefault(f"{row['env_id']} {row['env_kwargs']}", []).append(row["success_rate"])
+    return [f"{np.mean(rates):.3f}" for rates in cells.values()]
+
+
+def _gain(result: Mapping[str, Any]) -> list[str]:
+    """Return the gain of in-context search over random search, with its interval."""
+    one = result["searchers"]["in_context"]
+    return [f"{value:.3f}" for value in (one["gain"], *one["gain_ci95"])]
+
+
+def _lake() -> Lake:
+    """Return FrozenLake's 4x4 map."""
+    return lakes_of(GymnasiumEnvs("FrozenLake-v1"))[0]
+
+
+def _cartpole_limits() -> list[str]:
+    """Return the env steps of the network and, in thousands, of the language model, and the return that stops it."""
+    network, text = (_config(f"cartpole/{name}.yaml") for name in ("ppo_mlp", "ppo_text"))
+    data, trainer = text["data"]["init_args"], text["trainer"]
+    steps = round(trainer["max_epochs"] * data["num_envs"] * data["num_steps"], -3)
+    stop = trainer["callbacks+"][0]["init_args"]["stopping_threshold"]
+    return [f"{network['data']['init_args']['max_env_steps']:,}", f"{steps:,}", f"{stop:.0f}"]
+
+
+_LAKE_SHARE = "reaches the goal in {}% of episodes"
+_EXPERIMENT = (
+    "The first line appears after {} seconds of CPU time. The run takes {} minutes of CPU time and {} GB of memory. "
+    "The mean return of {} held-out episodes is then {} ({} with `--seed_everything 1`); that of random actions is {}."
+)
+
+
+def _lake_share(results: Results) -> list[str]:
+    return [f"{100 * final_values(results['frozen_lake_grpo_new']).mean():.0f}"]
+
+
+SENTENCES: Mapping[str, Sequence[Sentence]] = {
+    "README.md": (
+        Sentence(
+            text="A language model with {} million parameters plays slippery FrozenLake after {} collections of GRPO",
+            figures=lambda _: [
+                f"{_parameters('assets/tiny-lm') / 1e6:.1f}",
+                f"{_config('frozen_lake/grpo.yaml')['trainer']['max_epochs']}",
+            ],
+        ),
+        Sentence(text=_LAKE_SHARE, figures=_lake_share),
+        Sentence(
+            text="trains this model in {} to {} minutes and {} GB of memory",
+            figures=lambda results: [
+                *_minutes(results["frozen_lake_grpo_new"]),
+                f"{results['readme_runs']['runs'][2]['peak_gb']:.1f}",
+            ],
+        ),
+        Sentence(text="evaluates it on {} held-out episodes", figures=lambda _: [f"{PlayOptions().episodes}"]),
+        Sentence(
+            text="trains a small network on CartPole, in {} seconds and {} GB, to the highest possible return of {}",
+            figures=lambda results: [
+                f"{60 * max(run['minutes'] for run in results['cartpole_trpo_mlp']['runs']):.0f}",
+                _peak_gb(results, "cartpole/trpo_mlp.yaml"),
+                _value_of_seed(results["cartpole_trpo_mlp"], 0),
+            ],
+        ),
+        Sentence(text=_EXPERIMENT, figures=_experiment),
+        Sentence(
+            text="On CartPole the network had {} steps, and the language model up to {} with a stop at {}",
+            figures=lambda _: _cartpole_limits(),
+        ),
+        Sentence(
+            text="HalfCheetah needs {} rows in text, and {} for a network",
+            figures=lambda results: [
+                f"{results[name]['rows']:,}"
+                for name in ("half_cheetah_sft_decimals_100000", "half_cheetah_clone_mlp_1000")
+            ],
+        ),
+    ),
+    "Makefile": (
+        Sentence(
+            text="on FrozenLake: {} to {} minutes on two CPU cores",
+            figures=lambda results: _minutes(results["frozen_lake_grpo_new"]),
+        ),
+    ),
+    "docs/getting_started.md": (Sentence(text=_EXPERIMENT, figures=_experiment),),
+    "docs/gallery.md": (Sentence(text=_LAKE_SHARE, figures=_lake_share),),
+    "docs/experiments/frozen_lake.md": (
+        Sentence(
+            text="The best stationary policy has {}, and a uniformly random policy {}. The optimum is {},",
+            figures=lambda _: [
+                f"{value:.3f}" for value in (_lake().best_stationary, random_success(_lake()), _lake().optimum)
+            ],
+        ),
+    ),
+    "docs/experiments/lasting.md": (
+        Sentence(
+            text="The means of the five seeds, {}, {} and {} on GoTo and {}, {} and {} on Pickup",
+            figures=lambda results: _mean_cells(results, "babyai_reward_alone_cells"),
+        ),
+    ),
+    "docs/experiments/smollm2.md": (
+        Sentence(
+            text="are {} for SmolLM2 and {} for random weights. The difference of {} ({} to {}) comes",
+            figures=lambda results: [
+                *(
+                    f"{final_values(results[name]).mean():.0f}"
+                    for name in ("cartpole_smollm2", "cartpole_smollm2_random")
+                ),
+                *_difference(results, "cartpole_smollm2", "cartpole_smollm2_random"),
+            ],
+        ),
+    ),
+    "docs/experiments/synthetic.md": (
+        Sentence(
+            text="had a gain over random search of {} ({} to {};",
+            figures=lambda results: _gain(results["synthetic_40_first"]),
+        ),
+    ),
+}
+"""Sentences with figures by page."""
+
+NOT_MEASURED = ("135 million parameters", "90 seconds")
+"""Parts of the README's sentences whose numbers are no results: a name of a model, and the goal of `make test-fast`."""
+
+NOT_KEPT = ("0.67 (0.66 to 0.86)", "0.70 (0.48 to 0.86)", "0.054 (0.039 to 0.070)")
+"""Figures of earlier measurements in the documentation of which no record was kept."""
+
+
+def fill_sentences(page: str, text: str, results: Results) -> str:
+    """Return the text of a page with new numbers in its :data:`SENTENCES`.
+
+    Args:
+        page: path of the page from the repository's root.
+        text: current text of the page.
+        results: kept results by name.
+
+    Raises:
+        ValueError: If the page does not have a sentence exactly once.
+    """
+    for sentence in SENTENCES.get(page, ()):
+        (found,) = _matches(page, text, sentence)
+        for number, figure in reversed([*enumerate(sentence.figures(results), 1)]):
+            text = text[: found.start(number)] + figure + text[found.end(number) :]
+    return text
+
+
+def _matches(page: str, text: str, sentence: Sentence) -> list[re.Match[str]]:
+    """Return the only place of a sentence in a page, as a list.
+
+    Raises:
+        ValueError: If there are several places, or none.
+    """
+    parts = (r"\s+".join(map(re.escape, part.split(" "))) for part in sentence.text.split("{}"))
+    found = [*re.finditer(f"({_NUMBER})".join(parts), text)]
+    if len(found) != 1:
+        raise ValueError(
+            f"{page} has the sentence {sentence.text!r} {len(found)} times; it must have it once, or SENTENCES must be "
+            "changed."
+        )
+    return found
+
+
+def figure_faults(page: str, text: str) -> list[str]:
+    """Return a sentence about each figure in the prose of a page that is not computed.
+
+    In the README it is each number, apart from :data:`NOT_MEASURED`. In other pages it is each figure with an interval
+    or with values of seeds that is not in a generated table of the page.
+
+    Args:
+        page: path of the page from the repository's root.
+        text: text of the page.
+    """
+    known = "".join(_TABLES.findall(text))
+    for sentence in SENTENCES.get(page, ()):
+        (found,) = _matches(page, text, sentence)
+        known += " ".join(found[0].split())
+        text = text[: found.start()] + text[found.end() :]
+    prose = _CODE.sub(" ", _TABLES.sub("", text)).splitlines()
+    prose = " ".join(" ".join(line for line in prose if not line.startswith("|")).split())
+    figures = [f"{found[1]} ({found[2]})" for found in _SPREAD.finditer(prose)]
+    faults = [figure for figure in figures if figure not in known and figure not in NOT_KEPT]
+    if page == "README.md":
+        for part in NOT_MEASURED:
+            prose = prose.replace(part, "")
+        faults += re.findall(rf"(?<![\w.,-]){_NUMBER}%?(?![\w-])", prose)
+    return [f"{page} has {one}, which neither its tables nor results.sentences.SENTENCES have." for one in faults]
