@@ -36,7 +36,7 @@ def test_one_sentence_names_the_extra_of_a_missing_package(monkeypatch, package,
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
-for name in ("bitsandbytes", "gguf", "minigrid", "wandb"):
+for name in ("bitsandbytes", "gguf", "minigrid", "trackio", "wandb"):
     sys.modules[name] = None  # an import of it raises an error
 import lrl
 for module in pkgutil.walk_packages(lrl.__path__, "lrl."):

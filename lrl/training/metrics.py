@@ -1,7 +1,9 @@
-"""Means and maxima of metrics over a collection and over ranks."""
+"""Means and maxima of metrics over a collection and over ranks, and what loggers get."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -15,7 +17,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from torch import Tensor
 
 from lrl.faults import appending, writing
+from lrl.files import require
 from lrl.functional.distributed import all_gather_objects
+from lrl.registry import register
 from lrl.types import Derive, Metrics
 
 State = dict[str, tuple[float, int]]
@@ -157,6 +161,73 @@ def _add(totals: State, name: str, value: float, count: int) -> None:
     else:
         total, number = totals.get(name, (0.0, 0))
         totals[name] = total + value, number + count
+
+
+@register
+class TrackioLogger(Logger):
+    """Logs metrics and the configuration to trackio, which stores them on this machine; ``trackio show`` draws them.
+
+    The folder is that of trackio, which the environment variable ``TRACKIO_DIR`` changes. A resumed run is a new run of
+    trackio.
+
+    Args:
+        project: name of the project.
+        name: name of the run; ``lrl fit`` takes that of the run directory.
+        space_id: a Space of Hugging Face that gets the metrics instead; None stores them on this machine.
+
+    Raises:
+        ValueError: If trackio is not installed.
+    """
+
+    def __init__(self, project: str = "lrl", name: str | None = None, space_id: str | None = None) -> None:
+        super().__init__()
+        require("trackio", "trackio", "trainer.logger TrackioLogger")
+        self._project, self._name, self._space_id = project, name, space_id
+        self._config: dict[str, Any] = {}
+        self._run: Any = None
+
+    @property
+    def name(self) -> str:
+        """Name of the project."""
+        return self._project
+
+    @property
+    def version(self) -> str | None:
+        """Name of the run."""
+        return self._name
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Store the configuration, which trackio gets with the first metrics."""
+        self._config = dict(params)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log metrics at a step."""
+        if self._run is None:
+            import trackio  # pyright: ignore[reportMissingImports]
+
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints commands on seven lines
+                self._run = trackio.init(
+                    self._project,
+                    self._name,
+                    space_id=self._space_id,
+                    config=self._config,
+                    embed=False,
+                    auto_log_gpu=False,
+                    auto_log_cpu=False,
+                )
+        self._run.log(dict(metrics), step)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write what has not been written yet; a later stage of the trainer begins a new run."""
+        if self._run is not None:
+            import trackio  # pyright: ignore[reportMissingImports]
+
+            self._run = None
+            with contextlib.redirect_stdout(io.StringIO()):
+                trackio.finish()
 
 
 def log_row(logger: Logger, row: Mapping[str, float], step: int) -> None:

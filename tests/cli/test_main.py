@@ -72,11 +72,11 @@ def test_overlays_can_be_combined_with_an_experiment_and_with_each_other():
     validated = LightningArgumentParser.dump(cli.parser, cli.config)
     assert written == re.sub(r"(?<=class_path: )lrl\.[\w.]+", lambda found: found[0].rpartition(".")[2], validated)
     trainer, policy = parsed.trainer, parsed.model.init_args.policy.init_args
-    assert [path.stem for path in OVERLAYS] == ["bf16", "ddp", "debug", "fsdp", "qlora", "wandb"]
+    assert [path.stem for path in OVERLAYS] == ["bf16", "ddp", "debug", "fsdp", "qlora", "trackio", "wandb"]
     assert trainer.precision == "bf16-mixed" and trainer.devices == "auto"
     assert (trainer.max_epochs, trainer.check_val_every_n_epoch) == (3, 3)
     assert trainer.strategy.class_path == "lightning.pytorch.strategies.ModelParallelStrategy"  # in place of "ddp"
-    assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger", "WandbLogger"]
+    assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger", "TrackioLogger", "WandbLogger"]
     assert len(trainer.callbacks) == 6
     language_model = policy.language_model  # that of the experiment, quantised
     assert (language_model.name, language_model.quantization) == ("assets/tiny-lm", "nf4")

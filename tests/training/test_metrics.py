@@ -5,6 +5,7 @@ import errno
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from lrl.algorithms.reward_model import RewardModelModule
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.faults import DiskFullError
 from lrl.policies.mlp import MLPPolicy
-from lrl.training.metrics import MetricMeans, log_figure, log_row, log_transcripts
+from lrl.training.metrics import MetricMeans, TrackioLogger, log_figure, log_row, log_transcripts
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.transcripts import Transcripts
 
@@ -358,3 +359,39 @@ def test_transcripts_and_pictures_reach_tensorboard_and_weights_and_biases(tmp_p
         (("transcripts",), {"columns": ["collection", "episode"], "data": [[10, "=== collection 10"]]}),
         (("policy",), {"images": [str(tmp_path / "policy.png")]}),
     ]
+
+
+TRACKIO = """
+calls = []
+class Run:
+    def log(self, metrics, step=None):
+        calls.append(("log", metrics, step))
+def init(project, name=None, *, space_id, config, embed, auto_log_gpu, auto_log_cpu):
+    print("* Trackio project initialized")
+    calls.append(("init", project, name, config))
+    return Run()
+def finish():
+    calls.append(("finish",))
+"""
+
+
+def test_trackio_gets_the_configuration_and_the_rows_without_printing(tmp_path, monkeypatch, capsys):
+    (tmp_path / "trackio.py").write_text(TRACKIO)  # a module with the functions of trackio 0.43 that the logger calls
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    logger = TrackioLogger("lakes", "seed0")
+    logger.finalize("success")
+    logger.log_hyperparams({"seed_everything": 3})
+    log_row(logger, {"train/loss": 0.5}, 7)
+    log_row(logger, {"train/loss": 0.25}, 9)
+    logger.finalize("success")
+    import trackio
+
+    monkeypatch.delitem(sys.modules, "trackio")
+    assert trackio.calls == [
+        ("init", "lakes", "seed0", {"seed_everything": 3}),
+        ("log", {"train/loss": 0.5}, 7),
+        ("log", {"train/loss": 0.25}, 9),
+        ("finish",),
+    ]
+    assert (logger.name, logger.version) == ("lakes", "seed0") and capsys.readouterr().out == ""
