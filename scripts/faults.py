@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import logging
 import os
 import shutil
 import subprocess
@@ -146,27 +145,6 @@ CATEGORIES = {
 """Causes of each category of mistakes, fixed before the mistakes were known."""
 
 
-class Findings(logging.Handler):
-    """Writes the causes of warnings with the collection in which they are reported."""
-
-    def __init__(self, run: Path) -> None:
-        super().__init__()
-        self.run = run
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Append a line if the record is a finding."""
-        if not isinstance(record.args, tuple) or len(record.args) != 3:
-            return
-        samples = sorted((self.run / "samples").glob("*.npz"))
-        line = {
-            "cause": record.args[0],
-            "evidence": record.args[1],
-            "collection": int(samples[-1].stem) if samples else 0,
-        }
-        with self.run.with_suffix(".jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
 def train(code: Path, algorithm: str, run: Path, seed: int) -> None:
     """Train in a child process, which has imported the code of the copy already."""
     pid = os.fork()
@@ -176,14 +154,12 @@ def train(code: Path, algorithm: str, run: Path, seed: int) -> None:
     try:
         run.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run, ignore_errors=True)
-        run.with_suffix(".jsonl").unlink(missing_ok=True)
         log = run.with_suffix(".log").open("w")
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
         os.chdir(code)
         from lrl.cli.program import main
 
-        logging.getLogger("lrl").addHandler(Findings(run))
         options = ["--seed_everything", str(seed), "--run_directory", str(run)]
         sys.argv = ["lrl", "fit", *RUNS[algorithm], *OPTIONS, *options]
         main()
@@ -203,11 +179,9 @@ def outcome(run: Path) -> dict[str, Any]:
     """Return what was found in a run, and its returns."""
     from lrl.diagnosis.metrics import diagnose
 
-    path = run.with_suffix(".jsonl")
-    alarms = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     finished = (run / "metrics.csv").exists()
-    found = [finding.cause for finding in diagnose(run)] if finished else []
-    return {"findings": found, "alarms": alarms, "returns": returns(run) if finished else []}
+    found = [(finding.cause, finding.collection) for finding in diagnose(run)] if finished else []
+    return {"findings": found, "returns": returns(run) if finished else []}
 
 
 def judged(algorithm: str, fault: str, found: dict[str, Any], healthy: Sequence[float]) -> dict[str, Any]:
@@ -221,17 +195,18 @@ def judged(algorithm: str, fault: str, found: dict[str, Any], healthy: Sequence[
     """
     letters = (FAULTS / algorithm / fault / "category.txt").read_text().strip().replace(" ", "").split(",")
     expected = {cause for letter in letters for cause in CATEGORIES.get(letter, ())}
-    first = next(iter(found["findings"]), None)
-    when = min((alarm["collection"] for alarm in found["alarms"] if alarm["cause"] in expected), default=None)
+    causes = [cause for cause, _ in found["findings"]]
+    first = next(iter(causes), None)
+    when = min((collection for cause, collection in found["findings"] if cause in expected), default=None)
     losses = [one - other for one, other in zip(healthy, found["returns"], strict=False)]
     total = sum(losses)
     lost = None if when is None or total <= 0 else sum(losses[: when + 1]) / total
     right = first in expected
     return {
         "first": first,
-        "others": found["findings"][1:],
+        "others": causes[1:],
         "right": right,
-        "named": any(cause in expected for cause in found["findings"]),
+        "named": any(cause in expected for cause in causes),
         "collection": when,
         "lost_share": None if lost is None else round(lost, 4),
         "in_time": right and when is not None and (lost is None or lost < 0.5),
@@ -276,7 +251,7 @@ def main() -> None:
         )
         command = f"python scripts/faults.py --folder RUNS --json {args.json}"
         args.json.write_text(
-            json.dumps({"command": command, "commit": commit.stdout.strip(), **summary(args.folder)}, indent=1) + "\n"
+            json.dumps({"command": command, "commit": commit.strip(), **summary(args.folder)}, indent=1) + "\n"
         )
         return
     if args.code is None or args.algorithm is None:
