@@ -246,9 +246,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write what was found in all runs of the folder, and train nothing")
     args = parser.parse_args()
     if args.json is not None:
-        commit = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        )
+        commit = subprocess.check_output(["git", "-C", str(ROOT), "rev-parse", "HEAD"], text=True)
         command = f"python scripts/faults.py --folder RUNS --json {args.json}"
         args.json.write_text(
             json.dumps({"command": command, "commit": commit.strip(), **summary(args.folder)}, indent=1) + "\n"

@@ -299,6 +299,7 @@ def _grpo(sample: Sample) -> dict[str, np.ndarray]:
     everywhere = {
         "correct": correct,
         "advantages leak between groups": relative(returns, everything, scale),
+        "baselines are those of other groups": _other_baselines(sample, returns, groups, scale),
         "groups are not those of the episodes": relative(returns, np.roll(groups, 1), scale),
         "groups are interleaved": relative(returns, interleaved[np.searchsorted(envs, sample["env"])], scale),
         "advantages are returns without baseline": returns,
@@ -310,11 +311,61 @@ def _grpo(sample: Sample) -> dict[str, np.ndarray]:
     return {cause: np.broadcast_to(values[:, None], sample["mask"].shape) for cause, values in everywhere.items()}
 
 
+def _other_baselines(sample: Sample, returns: np.ndarray, groups: np.ndarray, scale: str) -> np.ndarray:
+    """Return advantages whose means are over every G-th episode instead of G consecutive ones."""
+    envs, count = np.unique(sample["env"]), len(np.unique(groups))
+    first = np.array([np.flatnonzero(sample["env"] == env)[0] for env in envs])
+    if len(envs) % count:
+        return np.zeros(len(sample))
+    of_episodes = returns[first].reshape(count, -1)
+    means = returns[first].reshape(-1, count).mean(0)
+    centred = of_episodes - means[:, None]
+    if scale == "group_std":
+        spread = of_episodes.std(1, ddof=1)[:, None] if of_episodes.shape[1] > 1 else np.zeros((count, 1))
+        centred = np.where(spread < 1e-6, 0.0, centred / (spread + 1e-4))
+    return centred.reshape(-1)[np.searchsorted(envs, sample["env"])]
+
+
+def group_means(sample: Sample) -> Iterator[Finding]:
+    """Check that the advantages of a group have the mean 0, whatever they are divided by."""
+    if sample.settings["algorithm"] != "GRPOModule" or sample.settings["credit"]["kind"] != "episode":
+        return
+    advantages = sample["advantages"][:, 0]
+    first = np.array([turns[0] for turns in sample.envs()])
+    means = [advantages[first[sample["group"][first] == group]].mean() for group in np.unique(sample["group"][first])]
+    if np.abs(means).max() > 1e-2 * max(float(advantages.std()), 1e-9):
+        yield Finding(
+            cause="baseline of a group is not its mean",
+            evidence=f"the mean advantage of a group is {means[int(np.abs(means).argmax())]:.3g}, and should be 0 "
+            f"(collection {sample.collection})",
+            remedy="compare how returns are divided into groups",
+            confidence=0.85,
+            collection=sample.collection,
+        )
+
+
+def normalisation(sample: Sample) -> Iterator[Finding]:
+    """Check that normalised advantages have mean 0 and standard deviation 1 over the tokens of the collection."""
+    moments = sample.settings.get("advantage_moments")
+    if moments is None or not sample.settings.get("credit", {}).get("normalise"):
+        return
+    mean, std = moments
+    if (abs(mean) > 0.02 or abs(std - 1) > 0.02) and std > 0:
+        yield Finding(
+            cause="advantages are not normalised over the sampled tokens",
+            evidence=f"over all sampled tokens of collection {sample.collection} they have mean {mean:.3g} and "
+            f"standard deviation {std:.3g}",
+            remedy="padding must not be counted, and all ranks and turns must be",
+            confidence=0.95,
+            collection=sample.collection,
+        )
+
+
 _HYPOTHESES: dict[str, Callable[[Sample], dict[str, np.ndarray]]] = {
     "PPOValueHeadModule": _ppo,
     "GRPOModule": _grpo,
     "REINFORCEPlusPlusModule": _reinforce,
 }
 
-CREDIT_DETECTORS = (advantages, critic_targets)
+CREDIT_DETECTORS = (advantages, group_means, normalisation, critic_targets)
 """Detectors that use one sample."""

@@ -211,13 +211,14 @@ def invalid_responses(sample: Sample) -> Iterator[Finding]:
             confidence=1.0,
             collection=sample.collection,
         )
-    enough = min(invalid.sum(), (~invalid).sum()) >= _MIN_EPISODES
-    if penalty is None and enough and rewards[invalid].mean() > max(rewards[~invalid].mean(), 0) + 1e-6:
-        turn = int(np.flatnonzero(invalid)[0])
+    both = invalid.any() and not invalid.all()
+    as_good = both and rewards[invalid].max() >= rewards[~invalid].max() > rewards[~invalid].min()
+    if penalty is None and both and (as_good or rewards[invalid].mean() > max(rewards[~invalid].mean(), 0) + 1e-6):
+        turn = int(np.flatnonzero(invalid & (rewards == rewards[invalid].max()))[0])
         yield Finding(
             cause="invalid responses are rewarded",
-            evidence=f"invalid responses have a mean reward of {rewards[invalid].mean():.3g}, valid ones of "
-            f"{rewards[~invalid].mean():.3g} (collection {sample.collection}, for example "
+            evidence=f"invalid responses have rewards up to {rewards[invalid].max():.3g}, valid ones up to "
+            f"{rewards[~invalid].max():.3g} (collection {sample.collection}, for example "
             f"{_short(sample.responses[turn])})",
             remedy="a response that cannot be read must have the lowest reward",
             confidence=0.9,

@@ -12,6 +12,8 @@ from lrl.diagnosis.sample import Finding, Sample
 PROBE = 1.0
 """Change of the log-probability of all tokens at which the gradient of the loss is computed, in nats: beyond the range
 in which ratios are not clipped."""
+_UNCHANGED = 2e-5
+"""Change of a log-probability up to which it is rounding, in nats."""
 _LARGE_UPDATE = 0.5
 """Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
 
@@ -120,11 +122,12 @@ def update(sample: Sample) -> Iterator[Finding]:
             confidence=0.95,
             collection=sample.collection,
         )
-    if (moved == 0).all() and sample.collection > 0:
+    if np.abs(moved).max() < _UNCHANGED and sample.collection > 0:
         yield Finding(
             cause="weights are not trained",
-            evidence=f"the updates of collection {sample.collection} change no log-probability",
-            remedy="compare the weights that the optimiser gets, the learning rate and the gradients",
+            evidence=f"the updates of collection {sample.collection} change no log-probability of a sampled token",
+            remedy="compare the weights that the optimiser gets, the gradients, and the learning rate and its "
+            "schedule (train/lr)",
             confidence=0.9,
             collection=sample.collection,
         )

@@ -96,6 +96,8 @@ class Diagnosis(L.Callback):
             sample.settings["validation_seeds"] = [held_out.seed, held_out.episodes]  # pyright: ignore
         if isinstance(data.env, GymnasiumEnvs) and pl_module.policy.response_format is not None:
             sample.settings["invalid_penalty"] = data.env.invalid_penalty  # pyright: ignore
+        known = data.batch.advantages[data.batch.response_mask].double()
+        sample.settings["advantage_moments"] = [float(known.mean()), float(known.std())]  # pyright: ignore
         sample.settings["minibatches"] = data.minibatches_per_collection  # pyright: ignore
         self._wrong_rows = mixed_rows(batch, data.batch)
         self._keep(sample, trainer)
@@ -243,11 +245,20 @@ def take_sample(
 
 
 def _first_envs(rollout: Rollout, limit: int) -> Tensor:
-    """Return the environments of the first groups that have at most ``limit`` turns together, bool ``(env,)``."""
+    """Return the environments of the first groups that have at most ``limit`` turns together, bool ``(env,)``.
+
+    Groups in which an episode is cut before it terminates come first, because they show how it is bootstrapped.
+    """
     groups, index = torch.unique(rollout.group, return_inverse=True)
-    turns = torch.zeros(len(groups), dtype=torch.long).index_add(0, index, rollout.lengths)
-    chosen = turns.cumsum(0) <= limit
-    chosen[0] = True
+    cuts, turns = (
+        torch.zeros(len(groups), dtype=torch.long).index_add(0, index, counts)
+        for counts in (rollout.cut.sum(0), rollout.lengths)
+    )
+    order = torch.argsort(cuts == 0, stable=True)
+    fits = turns[order].cumsum(0) <= limit
+    fits[0] = True
+    chosen = torch.zeros(len(groups), dtype=torch.bool)
+    chosen[order[fits]] = True
     return chosen[index]
 
 
