@@ -163,5 +163,6 @@ def test_a_number_in_a_sentence_is_computed_and_every_other_one_is_named(monkeyp
 def test_a_figure_with_an_interval_must_be_in_a_table_of_its_page():
     table = "<!-- table: results r -->\n| a | return 1.000 (0.500, 1.500) |\n<!-- end table -->\n"
     known, unknown = "It has 1.000 (0.500, 1.500; 2 seeds).", "It has 0.934 (0.875 to\n0.990; 5 seeds) in 8 runs."
-    assert figure_faults("docs/a.md", table + known) == []
+    assert figure_faults("docs/a.md", table + known) == figure_faults("docs/a.md", "It has 0.123 and 0.12.") == []
+    assert len(figure_faults("docs/a.md", f"{table}It has 0.123, 1.500, 0.12 and 0.1234.")) == 1
     assert "docs/a.md has 0.934 (0.875 to 0.990), which neither" in figure_faults("docs/a.md", table + unknown)[0]
