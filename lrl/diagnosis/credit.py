@@ -14,7 +14,7 @@ _EQUAL = 1e-3
 _FITTED = 1e-2
 """Relative difference up to which advantages count as those of rewards of another scale."""
 
-Credit = tuple[np.ndarray, np.ndarray]
+_Credit = tuple[np.ndarray, np.ndarray]
 """Advantages and targets of the critic, each ``(turn, token)``."""
 
 
@@ -139,7 +139,7 @@ def ppo_credit(
     no_bootstrap: bool = False,
     bootstrap_terminal: bool = False,
     shifted: bool = False,
-) -> Credit:
+) -> _Credit:
     """Return advantages and targets of the critic by loops over turns and tokens, float64 ``(turn, token)``.
 
     Args:
