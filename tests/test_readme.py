@@ -26,13 +26,13 @@ MAPS = 10
 NEEDS_A_HUB = ("grpo_gemma", "grpo_qwen", "ppo_llama3b", "trpo_gpt2", "_smollm2")
 """Configurations of models that are not in this repository; none is loaded here, even where `lrl fetch` has one."""
 NOT_RUN = re.compile(
-    r"^(lrl (consolidate|fetch|merge|run_seeds|search_table|sweep|zero_shot) "
+    r"^(lrl (consolidate|fetch|merge|preflight|run_seeds|search_table|sweep|zero_shot) "
     r"|lrl (?!fit).*(my_package|my-|runs/(room|problems|my_)|smollm2|--api_url|--model merged|/noise )"
     r"|lrl fit .*(--config (?!configs/)|LearnedReward|CloneLikelihoodReward|/reward_model\.yaml --)"
     r"|python (server/|check\.py|scripts/credit_truth.py --json|scripts/benchmark.py (gpu|processes|runs|served)\b))"
 )
 """Commands that take hours, or need a hub, a server, a GPU or what another of them has written. Those of the guides are
-run by `tests/test_extending.py`."""
+run by `tests/test_extending.py`, and `lrl preflight` by `tests/diagnosis/test_preflight.py`."""
 IN_BFLOAT16 = "configs/babyai/ppo_direct.yaml"
 """Processors that do not compute in bfloat16 emulate it slowly: of six configurations one is run as written."""
 

@@ -20,6 +20,7 @@ TRAINER_COMMANDS = {
 }
 """Subcommands of LightningCLI."""
 COMMANDS = {
+    "preflight": "check a configuration before training: rewards, environment, tokens and one update",
     "fetch": "download and convert a pretrained language model",
     "evaluate": "play episodes with a checkpoint, any language model or a baseline, and print the results",
     "watch": "follow one episode turn by turn in the terminal, or play it yourself",

@@ -167,15 +167,18 @@ def groups(sample: Sample) -> Iterator[Finding]:
     first = np.flatnonzero(sample["turn"] == 0)
     agreement = 0.0  # log-probability that the other members of groups sample the same response as the first
     for group in np.unique(sample["group"]):
-        members = [int(turn) for turn in first if sample["group"][turn] == group and sample.observations[int(turn)]]
+        members = [int(turn) for turn in first if sample["group"][turn] == group]
         envs = {int(sample["env"][turn]) for turn in members}
         if len(envs) < 2 or len(envs) < len(members):
             continue
-        if len({sample.observations[turn] for turn in members}) > 1:
+        starts = {"first observations": {sample.observations[turn] for turn in members}}
+        if "origin" in sample:
+            starts["seeds"] = {str(sample["origin"][turn, 0]) for turn in members}
+        differing = [f"{len(found)} different {name}" for name, found in starts.items() if len(found) > 1]
+        if differing:
             yield Finding(
                 cause="episodes of a group start from different states",
-                evidence=f"group {group} has {len({sample.observations[turn] for turn in members})} different first "
-                f"observations (collection {sample.collection})",
+                evidence=f"group {group} has {' and '.join(differing)} (collection {sample.collection})",
                 remedy="the episodes of a group must be reset with the same seed",
                 confidence=1.0,
                 collection=sample.collection,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, final
 
@@ -14,7 +14,9 @@ from gymnasium.vector import VectorEnv
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
 from lrl.codecs.toy_text import Desc, FrozenLakeCodec
+from lrl.envs.factory import EnvFactory
 from lrl.envs.frozen_lake import transition_table
+from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.tabular import optimal_q
 from lrl.envs.text import AdvisedObservation
 from lrl.functional.random import token_uniforms
@@ -22,6 +24,8 @@ from lrl.policies.actor import Actor, ActorWrapper
 from lrl.prompts import get_response_format
 from lrl.types import Decisions, History, PastTurn, RandomKeys, SamplingConfig
 
+_MAX_CONSTANTS = 8
+"""Number of actions up to which each is a constant baseline."""
 _POSITION = re.compile(r"row (\d+) column (\d+)")
 
 
@@ -233,6 +237,38 @@ class ExpertActor(FixedActor):
         """Return the expert's action for every row."""
         assert self.expert is not None, "connect() comes first"
         return [self.connected_codec.action_to_text(self.expert(observation)) for observation in observations]
+
+
+@final
+class UnreadableActor(FixedActor):
+    """Responds with a text that contains no action and has no response format."""
+
+    def choose(self, observations: Sequence[Any], keys: RandomKeys) -> list[str]:
+        """Return the same text for every row."""
+        return ["?"] * len(observations)
+
+    def act(
+        self, observations: Sequence[Any], memory: list[History], keys: RandomKeys, sampling: SamplingConfig
+    ) -> Decisions:
+        """Respond with the text alone."""
+        decisions = super().act(observations, memory, keys, sampling)
+        return replace(decisions, actions=self.choose(observations, keys))
+
+
+def baseline_actors(env: EnvFactory) -> Iterator[tuple[str, FixedActor]]:
+    """Yield the actors without weights that an environment allows, by name."""
+    texts = env.codec.action_texts or ()
+    constant = [ConstantActor(text) for text in texts] if 0 < len(texts) <= _MAX_CONSTANTS else [ConstantActor()]
+    for actor in (RandomActor(), ExpertActor(), UnreadableActor(), *constant):
+        try:
+            actor.connect(env.codec)
+            action = (actor.action or env.codec.default_action_text) if isinstance(actor, ConstantActor) else ""
+        except ValueError:
+            continue  # this environment has no such actor
+        if isinstance(env, PromptEnvs) and isinstance(actor, ExpertActor) and actor.expert is advised_action:
+            continue  # a data set has no state from which an environment could compute an action
+        name = f"constant {action!r}" if action else type(actor).__name__.removesuffix("Actor").lower()
+        yield name, actor
 
 
 @final

@@ -83,22 +83,10 @@ class Diagnosis(L.Callback):
         if not self._records(trainer, pl_module, data):
             return
         assert isinstance(pl_module, GradientModule)
-        assert data.rollout is not None
-        assert data.batch is not None
         if self._replay is None and data.env.replayable:
             self._replay = Replay(data.env, pl_module.policy.response_format, data.max_turns)
         with trainer.precision_plugin.forward_context():
-            sample, self._part = take_sample(
-                pl_module, data.collection, data.rollout, data.batch, self.turns, self._replay
-            )
-        held_out = data.validation
-        if held_out.env is None and held_out.episodes:
-            sample.settings["validation_seeds"] = [held_out.seed, held_out.episodes]  # pyright: ignore
-        if isinstance(data.env, GymnasiumEnvs) and pl_module.policy.response_format is not None:
-            sample.settings["invalid_penalty"] = data.env.invalid_penalty  # pyright: ignore
-        known = data.batch.advantages[data.batch.response_mask].double()
-        sample.settings["advantage_moments"] = [float(known.mean()), float(known.std())]  # pyright: ignore
-        sample.settings["minibatches"] = data.minibatches_per_collection  # pyright: ignore
+            sample, self._part = sample_of(pl_module, data, self.turns, self._replay)
         self._wrong_rows = mixed_rows(batch, data.batch)
         self._keep(sample, trainer)
 
@@ -173,6 +161,71 @@ def _rows(batch: TurnBatch) -> list[bytes]:
     return [b"".join(array[row].tobytes() for array in arrays) for row in range(len(batch))]
 
 
+def sample_of(
+    module: GradientModule, data: RolloutDataModule, limit: int, again: Replay | None
+) -> tuple[Sample, TurnBatch]:
+    """Return a sample of the current collection with the settings of the run, and its turns; see :func:`take_sample`.
+
+    Args:
+        module: module that is trained, before the first optimiser step on the collection.
+        data: data module with the collection.
+        limit: maximum number of turns; more if the first group has more.
+        again: plays some episodes again; None plays none.
+    """
+    assert data.rollout is not None
+    assert data.batch is not None
+    sample, part = take_sample(module, data.collection, data.rollout, data.batch, limit, again)
+    held_out = data.validation
+    settings = dict(sample.settings)
+    if held_out.env is None and held_out.episodes:
+        settings["validation_seeds"] = [held_out.seed, held_out.episodes]
+    if isinstance(data.env, GymnasiumEnvs) and module.policy.response_format is not None:
+        settings["invalid_penalty"] = data.env.invalid_penalty
+    known = data.batch.advantages[data.batch.response_mask].double()
+    settings["advantage_moments"] = [float(known.mean()), float(known.std())]
+    settings["minibatches"] = data.minibatches_per_collection
+    return replace(sample, settings=settings), part
+
+
+def demonstrated_sample(module: GradientModule, batch: TurnBatch) -> Sample:
+    """Return a batch of demonstrations as a sample, whose advantages are the weights of its tokens.
+
+    Args:
+        module: module that is trained, before the first optimiser step.
+        batch: some demonstrations, on the device of the module.
+    """
+    policy, turns = module.policy, torch.arange(len(batch))
+    arrays: dict[str, Tensor | None] = {
+        "env": turns,
+        "time": torch.zeros_like(turns),
+        "turn": torch.zeros_like(turns),
+        "mask": batch.response_mask,
+        "advantages": batch.advantages,
+        "gradients": probes(module, batch)["gradients"],
+    }
+    pieces: list[list[str]] = []
+    if isinstance(policy, TextPolicy):
+        ids = arrays["ids"] = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]]
+        arrays["plain_logprobs"] = plain_logprobs(policy, batch, _PLAIN_TURNS)
+        arrays |= evaluated(policy, batch)
+        arrays["logprobs"] = arrays["evaluated"]
+        pieces = _pieces(policy, ids)
+    return Sample(
+        collection=0,
+        settings=settings_of(module),
+        observations=[],
+        responses=[],
+        pieces=pieces,
+        arrays={name: _array(tensor) for name, tensor in arrays.items() if tensor is not None},
+    )
+
+
+def _pieces(policy: TextPolicy, ids: Tensor) -> list[list[str]]:
+    """Return the text of each token."""
+    decode = policy.language_model.tokenizer.tokenizer.convert_ids_to_tokens
+    return [[str(piece) for piece in decode(row)] for row in ids.tolist()]  # pyright: ignore
+
+
 def take_sample(
     module: GradientModule, collection: int, rollout: Rollout, batch: TurnBatch, limit: int, again: Replay | None = None
 ) -> tuple[Sample, TurnBatch]:
@@ -227,8 +280,7 @@ def take_sample(
         arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
         arrays["plain_logprobs"] = plain_logprobs(module.policy, part_on_device, _PLAIN_TURNS)
         arrays |= texts(module.policy, part, observations, actions)
-        decode = module.policy.language_model.tokenizer.tokenizer.convert_ids_to_tokens
-        pieces = [[str(piece) for piece in decode(row)] for row in arrays["ids"].tolist()]  # pyright: ignore
+        pieces = _pieces(module.policy, tokens[:, : part.response_mask.shape[1]])
     sample = Sample(
         collection=collection,
         settings=settings_of(module),
@@ -288,14 +340,6 @@ def settings_of(module: GradientModule) -> dict[str, Any]:
     )
     settings["weighted"] = isinstance(module.policy, TextPolicy) and module.policy.importance_cap is not None
     return settings
-
-
-def _clip(module: Any) -> list[float] | None:
-    """Return how far the ratio may be below and above 1; None if it is not clipped."""
-    if hasattr(module, "clip_low"):
-        return [module.clip_low, module.clip_high]
-    clip: Any = getattr(module, "clip", None) or [getattr(module, "clip_range", None)] * 2
-    return None if clip[0] is None else list(clip)
 
 
 def probes(module: GradientModule, batch: TurnBatch) -> dict[str, Tensor | None]:
