@@ -133,7 +133,10 @@ MISTAKES = {
         "network",
         (NativeEnv, "reset", lambda old: lambda self, seed=None, options=None: old(self, options=options)),
     ),
-    "rewards are not those of the environment": ("prompts", of_rollout(lambda r: r.replace(rewards=r.rewards.roll(1, 1)))),
+    "rewards are not those of the environment": (
+        "prompts",
+        of_rollout(lambda r: r.replace(rewards=r.rewards.roll(1, 1))),
+    ),
     "truncation treated as termination": (
         "network",
         of_rollout(lambda r: r.replace(terminated=r.terminated | r.truncated, truncated=r.truncated & False)),
