@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import lrl
+
 ROOT = Path("docs").resolve()
 PAGES = sorted(page for page in ROOT.rglob("*.md") if "```python\n" in page.read_text(encoding="utf-8"))
 
@@ -16,6 +18,18 @@ PAGES = sorted(page for page in ROOT.rglob("*.md") if "```python\n" in page.read
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    """With few collections, passes and episodes: the pages say what the whole runs reached."""
+    train, evaluate = lrl.train, lrl.evaluate
+
+    def short(module, data, *, max_epochs, **settings):
+        data.num_epochs, data.num_minibatches = 1, min(data.num_minibatches, 2)
+        return train(module, data, max_epochs=min(max_epochs, 3), **settings)
+
+    def few(*args, episodes=10, **settings):
+        return evaluate(*args, episodes=min(episodes, 10), **settings)
+
+    monkeypatch.setattr(lrl, "train", short)
+    monkeypatch.setattr(lrl, "evaluate", few)
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "documentation"}
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
