@@ -62,6 +62,9 @@ RUNS = {
     "fsdp2_one_file_full": ("fsdp2_one_file", {}),
     "fsdp2_one_file_lora": ("fsdp2_one_file", LORA),
 }
+RESUMED = ("ddp_lora", "ddp_sft", "ddp_ppo", "fsdp2_ppo", "ddp_trpo", "fsdp2_lora", "fsdp2_sft", "fsdp2_one_file_lora")
+"""Runs that both ranks resume after the first collection; those of ``SIGNALS`` resume the others that have a state of
+their own."""
 SIGNALS = [("ddp", "collecting"), ("ddp", "training"), ("fsdp2", "training"), ("fsdp2", "unsharding")]
 EARLY = ("ddp_ppo", "fsdp2_ppo", "fsdp2_one_file_lora", "fsdp2_lora")
 """Runs that one device goes on with after the first collection."""
@@ -234,10 +237,11 @@ def cases(folder, root):
     for name, (strategy, changes) in RUNS.items():
         first = root / f"{name}.ckpt"
         yield name, lambda at, s=strategy, c=changes, k=first: outcome(fit(folder, at, s, KeepFirst(k), **c))
-        yield (
-            f"{name}_resumed",
-            lambda at, s=strategy, c=changes, k=first: outcome(fit(folder, at, s, ckpt_path=k, **c)),
-        )
+        if name in RESUMED:
+            yield (
+                f"{name}_resumed",
+                lambda at, s=strategy, c=changes, k=first: outcome(fit(folder, at, s, ckpt_path=k, **c)),
+            )
     for strategy in ("ddp", "fsdp2"):
         once = {"max_epochs": 1, "sizes": {"num_epochs": 2}}  # the first of four parts moves, the second measures it
         yield f"{strategy}_kl_trips", lambda at, s=strategy, c=once: outcome(fit(folder, at, s, target_kl=1e-4, **c))
@@ -275,7 +279,7 @@ def work(rank, folder, root, port):
 
 def compare(names, rank, folder, root, port):
     """Run cases of ``equality.py`` and write their results."""
-    work_on(partial(equal_cases, names=names), rank, folder, root, port)
+    work_on(partial(equal_cases, names=names, collections=equality.COLLECTIONS), rank, folder, root, port)
 
 
 def work_on(cases, rank, folder, root, port):
@@ -328,30 +332,28 @@ def results_of(root):
     return found
 
 
-def equal_cases(folder, root, names):
+def equal_cases(folder, root, names, collections=equality.FEW):
     """Name and function of the runs of two ranks that must end with the weights of one process."""
     for name in names:
         for strategy in equality.CASES[name].strategies:
-            yield f"{name}, {strategy}", lambda at, n=name, s=strategy: equality.run(n, folder, at, make_strategy(s))
+            yield (
+                f"{name}, {strategy}",
+                lambda at, n=name, s=strategy: equality.run(n, folder, at, make_strategy(s), collections=collections),
+            )
     case, one = equality.RESUMED, root / "one.ckpt"
+    run_resumed = partial(equality.run, case, folder, collections=collections)
     for strategy in equality.CASES[case].strategies if one.exists() else ():
         kept = root / f"two_{strategy}.ckpt"
-        yield (
-            f"two_{strategy}",
-            lambda at, s=strategy, k=kept: equality.run(case, folder, at, make_strategy(s), keep=k),
-        )
-        yield (
-            f"one_to_two_{strategy}",
-            lambda at, s=strategy: equality.run(case, folder, at, make_strategy(s), ckpt_path=one),
-        )
+        yield (f"two_{strategy}", lambda at, s=strategy, k=kept: run_resumed(at, make_strategy(s), keep=k))
+        yield (f"one_to_two_{strategy}", lambda at, s=strategy: run_resumed(at, make_strategy(s), ckpt_path=one))
 
 
-def save_first(folder, root):
+def save_first(folder, root, collections=equality.FEW):
     """Save the checkpoint of one process that :func:`equal_cases` resumes; return the whole run."""
-    return equality.run(equality.RESUMED, folder, root / "one", keep=root / "one.ckpt")
+    return equality.run(equality.RESUMED, folder, root / "one", keep=root / "one.ckpt", collections=collections)
 
 
-def resumed_rows(folder, root, whole, ranks):
+def resumed_rows(folder, root, whole, ranks, collections=equality.FEW):
     """Return a row of the report for each change of the number of devices after the first collection."""
     rows = []
     for strategy in equality.CASES[equality.RESUMED].strategies:
@@ -359,7 +361,7 @@ def resumed_rows(folder, root, whole, ranks):
         if strategy == "fsdp2":
             consolidate("lrl consolidate", ["--checkpoint", str(path), "--output", f"{path}.whole"])
             path = path.with_name(f"{path.name}.whole")
-        alone = equality.run(equality.RESUMED, folder, root / "alone", ckpt_path=path)
+        alone = equality.run(equality.RESUMED, folder, root / "alone", ckpt_path=path, collections=collections)
         to_two = [rank[f"one_to_two_{strategy}"] for rank in ranks]
         for about, resumed in (("resumed by one process after two", [alone]), ("resumed by two after one", to_two)):
             rows.append(row_of(equality.RESUMED, strategy, whole, resumed) | {"case": f"AdamW, {about}"})
@@ -399,14 +401,14 @@ def main():
     rows = []
     with tempfile.TemporaryDirectory() as root:
         folder, root = equality.save_model(f"{root}/double"), Path(root)
-        whole = save_first(folder, root) if equality.RESUMED in options.cases else None
+        whole = save_first(folder, root, equality.COLLECTIONS) if equality.RESUMED in options.cases else None
         start_pair(multiprocessing.get_context("forkserver"), partial(compare, options.cases), folder, root)
         ranks = results_of(root)
         for name in options.cases:
-            alone = equality.run(name, folder, root / "alone")
+            alone = equality.run(name, folder, root / "alone", collections=equality.COLLECTIONS)
             for strategy in equality.CASES[name].strategies:
                 rows.append(compared(name, strategy, alone, [rank[f"{name}, {strategy}"] for rank in ranks]))
-        rows += [] if whole is None else resumed_rows(folder, root, whole, ranks)
+        rows += [] if whole is None else resumed_rows(folder, root, whole, ranks, equality.COLLECTIONS)
     for row in rows:
         print("{algorithm}, {strategy}, {case}: {difference:.1e}, at most {tolerance:.0e}".format(**row))
     report = provenance() | {"command": f"PYTHONPATH=tests:scripts {provenance()['command']}", "two_ranks": rows}
