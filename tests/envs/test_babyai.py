@@ -311,7 +311,7 @@ def test_a_list_with_one_number_equals_the_number() -> None:
     assert rooms[0] == rooms[1]
 
 
-@pytest.mark.learning
+@pytest.mark.reference
 @pytest.mark.parametrize("name", TRAIN + TEST)
 def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
     assert bot_failures(name, 200) == []
