@@ -83,7 +83,8 @@ def test_a_second_call_runs_only_what_is_missing(tmp_path, capsys):
 
 
 @pytest.mark.distributed
-def test_several_processes_make_the_same_records_as_one(tmp_path):
+def test_several_processes_make_the_same_records_as_one(tmp_path, processes, monkeypatch):
+    monkeypatch.setattr("lrl.search.experiments.get_context", lambda _: processes)
     runs = planned(["maze", "nim"], ["ars"], 1)
     found = list(search_all(runs, SMALL, tmp_path, jobs=2))
     for run in runs:
