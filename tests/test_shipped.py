@@ -1,7 +1,6 @@
 """Tests that files of lrl are found by name from any folder, and from the wheel."""
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
@@ -25,10 +24,17 @@ SHORT = {
     "--run_directory": "run",
 }
 FIT = ["fit", "--config", "frozen_lake/grpo.yaml", *(word for option in SHORT.items() for word in option)]
-TRAIN_AND_EVALUATE = f"""
-import sys, lrl, lrl.__main__ as program
+TRAIN_AND_EVALUATE = """
+import os, sys
+assert not any(name.startswith("lrl") for name in sys.modules)
+os.chdir({folder!r})
+os.environ.pop("LRL_RUN_DIRECTORY", None)
+sys.path[:] = [{site!r}, *(path for path in sys.path if path not in ("", {root!r}))]
+sys.stdout = sys.stderr = open({output!r}, "w", buffering=1)
+import lrl
 print(lrl.__file__)
-for command in ({FIT}, ["evaluate", "--checkpoint", "run", "--episodes", "2"]):
+import lrl.__main__ as program
+for command in ({fit!r}, ["evaluate", "--checkpoint", "run", "--episodes", "2"]):
     sys.argv = ["lrl", *command]
     program.main()
 """
@@ -92,22 +98,19 @@ def test_the_wheel_holds_every_model_every_config_and_the_files_that_configs_nam
 
 
 @pytest.mark.slow
-def test_the_installed_wheel_trains_and_evaluates_in_an_empty_folder(wheel, tmp_path):
-    site, empty = tmp_path / "site", tmp_path / "empty"
+def test_the_installed_wheel_trains_and_evaluates_in_an_empty_folder(wheel, processes, tmp_path):
+    """In a new process, which starts with other libraries imported but no module of lrl."""
+    site, empty, output = tmp_path / "site", tmp_path / "empty", tmp_path / "output"
     empty.mkdir()
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile", "--quiet"]
-    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True, capture_output=True, timeout=120)
-    environment = {name: value for name, value in os.environ.items() if name != "LRL_RUN_DIRECTORY"}
-    result = subprocess.run(
-        [sys.executable, "-c", TRAIN_AND_EVALUATE],
-        cwd=empty,
-        env=environment | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[0] == str(site / "lrl" / "__init__.py")
+    zipfile.ZipFile(wheel).extractall(site)  # as pip does
+    places = {"site": str(site), "root": str(ROOT), "folder": str(empty), "output": str(output)}
+    program = TRAIN_AND_EVALUATE.format(fit=FIT, **places)
+    child = processes.Process(target=exec, args=(program, {}))
+    child.start()
+    child.join(300)
+    said = output.read_text()
+    assert child.exitcode == 0, said
+    assert said.splitlines()[0] == str(site / "lrl" / "__init__.py")
     assert (empty / "run" / "checkpoints" / "last.ckpt").is_file()
     assert (empty / "run" / "commit.txt").read_text() == "unknown\n"
-    assert all(word in result.stdout for word in ("trained", "random", "expert", "optimum 0.7442"))
+    assert all(word in said for word in ("trained", "random", "expert", "optimum 0.7442"))
