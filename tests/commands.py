@@ -19,6 +19,8 @@ import torch
 
 LOGGERS = (None, "lrl", "lrl.trace", "py.warnings", "lightning.pytorch", "lightning.fabric", "bitsandbytes", "absl")
 """Those that commands turn up, down or into a file."""
+SMALL = {"batch_size": 8, "num_envs": 8, "num_groups": 4, "group_size": 3, "num_steps": 4, "max_turns": 4}
+"""Largest sizes of a shortened run."""
 
 
 class Finished(NamedTuple):
@@ -38,6 +40,13 @@ def run_command(command, **environment):
     return run_words(words.stdout.split("\0")[:-1], **environment)
 
 
+def shorten(data):
+    """Reduce the sizes of a data module, which are many thousand turns in some experiments, to ``SMALL``."""
+    for name, most in SMALL.items():
+        if hasattr(data, name) and (name == "max_turns" or getattr(data, name) is not None):
+            setattr(data, name, min(getattr(data, name) or most, most))
+
+
 def run_words(words, **environment):
     """Run a command that is given as words, like :func:`run_command`."""
     out, err, status = io.StringIO(), io.StringIO(), 0
@@ -53,6 +62,10 @@ def run_words(words, **environment):
 
 
 def _main(words):
+    if Path(words[0]).is_absolute():  # a console script
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
+        return
     if words[0] == "lrl":
         words = ["python", "-m", *words]
     python, first, *rest = words

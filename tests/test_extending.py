@@ -4,14 +4,14 @@ import ast
 import importlib
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
-from commands import run_words
+from commands import run_words, shorten
 
+from lrl.cli.main import LRLCLI
 from lrl.registry import GROUP, components
 
 PAGES = {"algorithm": "reinforce", "environment": "coins", "policy": "table", "reward": "brevity"}
@@ -118,10 +118,12 @@ def test_the_classes_of_an_installed_package_have_short_names(package):
     assert {"REINFORCEModule", "BrevityReward", "CoinEnvs", "CoinCodec"} <= set(components())
 
 
-@pytest.mark.distributed
-def test_the_console_script_finds_a_package_in_the_current_folder(package):
-    program = Path(sys.executable).with_name("lrl")
-    done = subprocess.run([program, *fit("algorithm")], capture_output=True, text=True, check=False)
+@pytest.mark.slow
+def test_the_console_script_finds_a_package_in_the_current_folder(package, monkeypatch):
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".", str(package))])
+    for module in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        monkeypatch.delitem(sys.modules, module)  # of other tests
+    done = run_words([str(Path(sys.executable).with_name("lrl")), *fit("algorithm")])
     assert done.returncode == 0, done.stderr
     assert "my_package.reinforce.REINFORCEModule" in stored_classes("algorithm")
 
@@ -139,6 +141,8 @@ def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path, monk
     for language, files in GUIDES[guide].items():
         for file, content in zip(files, blocks(GUIDE_TEXTS[guide], language), strict=True):
             Path(file).write_text(content)
+    make = LRLCLI.instantiate_classes
+    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli.datamodule)))
     lines = "\n".join(blocks(GUIDE_TEXTS[guide], "bash")).splitlines()
     lines = (["python save.py"] if guide == "model" else []) + lines
     for line in filter(None, lines):

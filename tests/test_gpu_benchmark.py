@@ -5,7 +5,9 @@ import time
 
 import pytest
 from benchmarks import gpu, runs
-from commands import run_words
+from commands import run_words, shorten
+
+from lrl.cli.main import LRLCLI
 
 COMMAND = "python scripts/benchmark.py gpu --device cpu --models tiny --repeats 1 --json"
 
@@ -36,10 +38,13 @@ def test_a_configuration_for_a_gpu_runs_with_the_model_that_replaces_its_own(nam
     commands = []
 
     def command(words):
-        done = run_words(["lrl", *words], MINARI_DATASETS_PATH=str(tmp_path))
+        few = ["--max_episode_steps", "100"] if words[0] == "collect" else ["--trainer.limit_train_batches", "2"]
+        done = run_words(["lrl", *words, *few], MINARI_DATASETS_PATH=str(tmp_path))
         commands.append(words[0])
         return {"exit_status": done.returncode, "error": done.stderr}
 
+    make = LRLCLI.instantiate_classes
+    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli.datamodule)))
     monkeypatch.setattr(runs, "command", command)
     found = runs.config_run("cpu", name, "tiny")
     assert found["exit_status"] == 0, found["error"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import run_command, run_words
+from commands import SMALL, run_command, run_words, shorten
 from openenv_server import serving_process
 
 from lrl.cli.main import LRLCLI
@@ -21,7 +21,6 @@ from lrl.search.synthetic import SyntheticHistories
 
 PAGES = ("README.md", "configs/README.md", *sorted(str(page) for page in Path("docs").rglob("*.md")))
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2 --trainer.limit_val_batches 0"
-SMALL = {"batch_size": 8, "num_groups": 4, "group_size": 3, "num_steps": 4, "max_turns": 4}
 MAPS = 10
 NEEDS_A_HUB = ("grpo_gemma", "grpo_qwen", "ppo_llama3b", "trpo_gpt2", "_smollm2")
 """Configurations of models that are not in this repository; none is loaded here, even where `lrl fetch` has one."""
@@ -59,7 +58,7 @@ TRAINING = [
 ]
 OTHERS = [line for line in commands() if line not in (*COLLECTING, *SERVING, *RESUMING, *TRAINING)]
 DIRECTORIES = {named[1]: line for line in TRAINING if (named := re.search(r" --run_directory (runs/\S+)", line))}
-"""Training commands that others start from, by the directory that they name."""
+"""Training commands by the directory that they name."""
 
 
 def configs_of(command):
@@ -67,10 +66,25 @@ def configs_of(command):
     return re.findall(r"--config (\S+)", command)
 
 
+def anywhere(command):
+    """Return a command without the directory that it writes to."""
+    return re.sub(r" --run_directory \S+", "", command)
+
+
+def start_of(command):
+    """Return the run directory that a command's config starts from, or None."""
+    config = re.search(r"--config (\S+)", command)
+    named = config and re.search(r"init_from: (runs/\S+)", Path(config[1]).read_text(encoding="utf-8"))
+    return named and named[1]
+
+
+STARTS = {start_of(line) for line in TRAINING}
+STARTS |= {run for line in COLLECTING for run in re.findall(r" --policy (runs/\S+)", line)}
+"""Run directories whose policy another command starts from or collects with."""
 VARIANTS = {
     line
     for line in TRAINING
-    if line not in DIRECTORIES.values()
+    if line not in {DIRECTORIES.get(run) for run in STARTS}
     and any(configs_of(line) == configs_of(plain) and len(plain) < len(line) for plain in TRAINING)
 }
 """Commands that change values of an experiment that another command trains: their objects are made, no more."""
@@ -112,7 +126,7 @@ def trained(datasets, once):
             result = run_shortened(f"{command} {SHORT} --run_directory {folder / 'run'}{more}", datasets)
             assert result.returncode == 0, result.stderr
 
-        return once(f"readme-{hashlib.sha256(command.encode()).hexdigest()[:16]}", train) / "run"
+        return once(f"readme-{hashlib.sha256(anywhere(command).encode()).hexdigest()[:16]}", train) / "run"
 
     return directory
 
@@ -137,9 +151,7 @@ def run_shortened(command, datasets):
                 source.selection = replace(source.selection, num_rows=None, num_episodes=None)  # the sets are small
             if isinstance(source, SyntheticHistories):
                 source.num_functions = MAPS
-        for name, most in SMALL.items():
-            if hasattr(self.datamodule, name) and (name == "max_turns" or getattr(self.datamodule, name) is not None):
-                setattr(self.datamodule, name, min(getattr(self.datamodule, name) or most, most))
+        shorten(self.datamodule)
 
     def few(self):
         self.num_maps = min(self.num_maps, MAPS)
@@ -150,18 +162,6 @@ def run_shortened(command, datasets):
         patch.setattr(LRLCLI, "instantiate_classes", made)
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
         return run_command(command, MINARI_DATASETS_PATH=datasets)
-
-
-def anywhere(command):
-    """Return a command without the directory that it writes to."""
-    return re.sub(r" --run_directory \S+", "", command)
-
-
-def start_of(command):
-    """Return the run directory that a command's config starts from, or None."""
-    config = re.search(r"--config (\S+)", command)
-    named = config and re.search(r"init_from: (runs/\S+)", Path(config[1]).read_text(encoding="utf-8"))
-    return named and named[1]
 
 
 @pytest.mark.learning
@@ -251,6 +251,7 @@ def test_a_short_run_has_the_reduced_sizes(tmp_path, monkeypatch):
     result = run_shortened(f"{command} --run_directory {tmp_path / 'run'}", str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert {name: seen[name] for name in SMALL if name in seen} == {
+        "num_envs": None,
         "num_groups": 4,
         "group_size": 3,
         "num_steps": None,
