@@ -19,7 +19,7 @@ import torch
 
 LOGGERS = (None, "lrl", "lrl.trace", "py.warnings", "lightning.pytorch", "lightning.fabric", "bitsandbytes", "absl")
 """Those that commands turn up, down or into a file."""
-SMALL = {"batch_size": 8, "num_envs": 8, "num_groups": 4, "group_size": 3, "num_steps": 4, "max_turns": 4}
+SMALL = {"batch_size": 8, "num_groups": 4, "group_size": 3, "num_steps": 4, "max_turns": 4}
 """Largest sizes of a shortened run."""
 
 
@@ -40,11 +40,14 @@ def run_command(command, **environment):
     return run_words(words.stdout.split("\0")[:-1], **environment)
 
 
-def shorten(data):
-    """Reduce the sizes of a data module, which are many thousand turns in some experiments, to ``SMALL``."""
+def shorten(cli):
+    """Reduce the sizes of a data module, which are many thousand turns in some experiments, and of pictures."""
     for name, most in SMALL.items():
-        if hasattr(data, name) and (name == "max_turns" or getattr(data, name) is not None):
-            setattr(data, name, min(getattr(data, name) or most, most))
+        if hasattr(cli.datamodule, name) and (name == "max_turns" or getattr(cli.datamodule, name) is not None):
+            setattr(cli.datamodule, name, min(getattr(cli.datamodule, name) or most, most))
+    for callback in cli.trainer.callbacks:
+        if hasattr(callback, "samples"):  # responses per state, whose frequencies are drawn
+            callback.samples = 2
 
 
 def run_words(words, **environment):

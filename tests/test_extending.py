@@ -142,7 +142,7 @@ def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path, monk
         for file, content in zip(files, blocks(GUIDE_TEXTS[guide], language), strict=True):
             Path(file).write_text(content)
     make = LRLCLI.instantiate_classes
-    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli.datamodule)))
+    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli)))
     lines = "\n".join(blocks(GUIDE_TEXTS[guide], "bash")).splitlines()
     lines = (["python save.py"] if guide == "model" else []) + lines
     for line in filter(None, lines):

@@ -44,7 +44,7 @@ def test_a_configuration_for_a_gpu_runs_with_the_model_that_replaces_its_own(nam
         return {"exit_status": done.returncode, "error": done.stderr}
 
     make = LRLCLI.instantiate_classes
-    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli.datamodule)))
+    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli)))
     monkeypatch.setattr(runs, "command", command)
     found = runs.config_run("cpu", name, "tiny")
     assert found["exit_status"] == 0, found["error"]

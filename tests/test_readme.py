@@ -103,6 +103,8 @@ def datasets(once):
                     result = run_shortened(training, str(folder))
                     assert result.returncode == 0, result.stderr
                 command = command.replace(run[1], str(folder / run[1]))
+            if "/half_cheetah/" in command and "--max_episode_steps" not in command:
+                command += " --max_episode_steps 250"  # instead of 1,000
             result = run_command(f"{command} --episodes 4", MINARI_DATASETS_PATH=str(folder))
             assert result.returncode == 0, result.stderr
 
@@ -151,7 +153,7 @@ def run_shortened(command, datasets):
                 source.selection = replace(source.selection, num_rows=None, num_episodes=None)  # the sets are small
             if isinstance(source, SyntheticHistories):
                 source.num_functions = MAPS
-        shorten(self.datamodule)
+        shorten(self)
 
     def few(self):
         self.num_maps = min(self.num_maps, MAPS)
@@ -185,7 +187,8 @@ def test_a_training_command_runs(command, trained, datasets, tmp_path, monkeypat
 @pytest.mark.learning
 @pytest.mark.parametrize("command", RESUMING)
 def test_a_run_is_resumed(command, trained, datasets, tmp_path):
-    shutil.copytree(trained("lrl fit --config configs/frozen_lake/grpo.yaml"), tmp_path / "run")
+    (run,) = re.findall(r"--resume (\S+)", command)
+    shutil.copytree(trained(DIRECTORIES[run]), tmp_path / "run")
     command = re.sub(r"(--resume) \S+", rf"\1 {tmp_path / 'run'}", command)
     result = run_shortened(f"{command} {SHORT} --trainer.max_epochs 2", datasets)
     assert result.returncode == 0, result.stderr
@@ -251,7 +254,6 @@ def test_a_short_run_has_the_reduced_sizes(tmp_path, monkeypatch):
     result = run_shortened(f"{command} --run_directory {tmp_path / 'run'}", str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert {name: seen[name] for name in SMALL if name in seen} == {
-        "num_envs": None,
         "num_groups": 4,
         "group_size": 3,
         "num_steps": None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import logging
 import os
 import re
@@ -31,7 +32,7 @@ from lrl.cli.run_directory import RunDirectory, append_rows, experiment_name, lo
 from lrl.cli.trainer_settings import check_settings
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.evaluation.load import checkpoint_file
-from lrl.files import require, resolve_config, shipped
+from lrl.files import from_yaml, require, resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
 from lrl.registry import enable_short_names, short_name
@@ -92,10 +93,6 @@ class RunParser(LightningArgumentParser):
         text = super().dump(cfg, *args, **{"skip_validation": True} | settings)
         return _CLASS_PATH.sub(lambda found: short_name(found[0]), text)
 
-    def save(self, cfg: Any, *args: Any, **settings: Any) -> None:
-        """Write a configuration to a file as :meth:`dump` does."""
-        super().save(cfg, *args, **{"skip_validation": True} | settings)
-
 
 def none_as_null(arg: str) -> str:
     """Replace None by null in ``--key=value`` if the value is None, or a list or dict in Python's notation.
@@ -136,7 +133,7 @@ class SaveRunConfig(SaveConfigCallback):
     """Lengths of these files in the checkpoint from which a run continues in its directory; None for a new run."""
 
     _text = ""
-    """The configuration as YAML, once a checkpoint has been written."""
+    """The configuration as YAML, once the run directory or a checkpoint has it."""
     begun = False
     """Whether training or an evaluation has started."""
     before = 0
@@ -162,9 +159,7 @@ class SaveRunConfig(SaveConfigCallback):
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration in the checkpoint, so that it can be loaded without the run directory."""
-        if not self._text:  # slow, and the same for the whole run
-            self._text = self.parser.dump(self.config, skip_none=False)
-        checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._text}
+        checkpoint["lrl"] = checkpoint.get("lrl", {}) | {"config": self._written()}
         if trainer.is_global_zero and self.run_directory is not None:
             for logger in trainer.loggers:
                 if isinstance(logger, CSVLogger):
@@ -174,13 +169,20 @@ class SaveRunConfig(SaveConfigCallback):
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Write the configuration to the run directory, and pass it to the other loggers."""
         path = Path(trainer.default_root_dir) / "config.yaml"  # Lightning would take the folder of the first logger
-        self.parser.save(self.config, path, skip_none=False, overwrite=True, multifile=False)
-        text = self.parser.dump(self.config, skip_none=False)
+        text = self._written()
+        path.write_text(text, encoding="utf-8")
+        values = from_yaml(text)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):  # log_hyperparams writes only hparams.yaml
                 logger.experiment.add_text("config", f"```yaml\n{text}\n```")
             if not isinstance(logger, CSVLogger):
-                logger.log_hyperparams(yaml.safe_load(text))
+                logger.log_hyperparams(copy.deepcopy(values))
+
+    def _written(self) -> str:
+        """Return the configuration as YAML. It is written once, because that is slow and does not change in a run."""
+        if not self._text:
+            self._text = self.parser.dump(self.config, skip_none=False)
+        return self._text
 
 
 class LRLCLI(LightningCLI):

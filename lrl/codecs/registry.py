@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import yaml
 
 from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.boards import PlainBoardCodec
@@ -19,6 +18,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat, Range
 from lrl.codecs.spaces import EnvironmentMetadata, Quantity, SpaceCodec
 from lrl.codecs.toy_text import CliffWalkingCodec, FrozenLakeCodec, TaxiCodec, is_slippery
+from lrl.files import from_yaml
 
 _CODECS: dict[str, Callable[[gym.Env], TextCodec]] = {
     "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv": lambda env: FrozenLakeCodec(is_slippery(env)),
@@ -109,7 +109,7 @@ def _parsed(entry: dict[str, Any]) -> dict[str, Any]:
 @cache
 def _table() -> dict[str, dict[str, Any]]:
     """Return the table of known environments, which is parsed only if an environment needs it."""
-    return yaml.safe_load(Path(__file__).with_name("environments.yaml").read_text(encoding="utf-8"))
+    return from_yaml(Path(__file__).with_name("environments.yaml").read_text(encoding="utf-8"))
 
 
 @cache

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import yaml
 
 from lrl.evaluation.pictures import logged_metrics, logged_rows
 from lrl.evaluation.report import read_result
@@ -30,7 +29,7 @@ from lrl.evaluation.statistics import (
     t_interval,
     without_run,
 )
-from lrl.files import is_replaced
+from lrl.files import from_yaml, is_replaced
 
 POWER = 0.8
 """Target power: probability of detecting a difference."""
@@ -323,7 +322,7 @@ def read_config(run: Path) -> dict[str, Any]:
     file = run / "config.yaml"
     if not file.is_file():
         raise ValueError(f"run is {str(run)!r}, which is not a run directory: it has no config.yaml.")
-    return yaml.safe_load(file.read_text(encoding="utf-8"))
+    return from_yaml(file.read_text(encoding="utf-8"))
 
 
 def environment_of(run: Path) -> str:

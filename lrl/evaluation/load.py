@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from lrl.chat.model import ChatModel
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.files import from_yaml
 from lrl.functional.distributed import drop_frozen, find_checkpoint, frozen_parameter_names, read_checkpoint
 from lrl.policies.actor import Actor
 from lrl.policies.baselines import ConstantActor, ExpertActor, FixedActor, RandomActor
@@ -86,7 +85,7 @@ def _read(path: str | Path) -> tuple[Path, Mapping[str, Any], Mapping[str, Any],
     checkpoint = read_checkpoint(file)
     if "config" not in checkpoint.get("lrl", {}):
         raise ValueError(f"checkpoint is {str(path)!r}, which holds no config; give one that lrl wrote.")
-    config = yaml.safe_load(checkpoint["lrl"]["config"])
+    config = from_yaml(checkpoint["lrl"]["config"])
     if "policy" not in config["model"]["init_args"]:
         kind = config["model"]["class_path"].rpartition(".")[2]
         raise ValueError(f"checkpoint is {str(path)!r}, a run of {kind}, which holds no policy; give one that does.")
@@ -167,7 +166,7 @@ def training_env(path: str | Path) -> GymnasiumEnvs:
 
 def _saved_data(file: Path) -> Mapping[str, Any]:
     """Return the ``data.init_args`` of a checkpoint's configuration; empty if it has none."""
-    config = yaml.safe_load(read_checkpoint(file, weights=False).get("lrl", {}).get("config", ""))
+    config = from_yaml(read_checkpoint(file, weights=False).get("lrl", {}).get("config", ""))
     return (config or {}).get("data", {}).get("init_args", {})
 
 
