@@ -109,8 +109,16 @@ def test_three_collections_are_trained_part_by_part(whole):
 # -- killed -----------------------------------------------------------------------------------------------------------
 
 
+KILLS = [
+    *(("continuing", moment) for moment in ("rollout", "update", "write")),
+    ("episodes", "update"),
+    ("prompts", "rollout"),
+]
+"""Kinds of runs and moments; ``assets/results/kills.json`` has all moments of every algorithm."""
+
+
 @pytest.mark.distributed
-@pytest.mark.parametrize("moment", ["rollout", "update", "write"])
+@pytest.mark.parametrize(("whole", "moment"), KILLS, indirect=["whole"])
 def test_a_killed_run_that_is_resumed_ends_bit_identical(whole, folder, processes, tmp_path, moment):
     kind, reference, _ = whole
     child = processes.Process(target=run_until_stopped, args=(folder, kind, tmp_path, moment))

@@ -152,10 +152,15 @@ FAULTS = {
     "forgotten": ({20: vllm_server.forget}, ()),
     "stale weights": ({}, (1,)),
     "500, then dead": ({14: vllm_server.end_engine}, ()),
-    "truncated JSON": ({15: vllm_server.truncated}, ()),
-    "wrong length": ({16: vllm_server.wrong_length}, ()),
-    "null log-probability": ({17: vllm_server.null_logprobs}, ()),
-    "another prompt": ({18: vllm_server.other_prompt}, ()),
+    "invalid responses": (
+        {
+            13: vllm_server.truncated,
+            18: vllm_server.wrong_length,
+            23: vllm_server.null_logprobs,
+            28: vllm_server.other_prompt,
+        },
+        (),
+    ),
     "restart": ({19: vllm_server.die}, ()),
     "several": (
         {1: vllm_server.null_logprobs, 14: vllm_server.respond_500, 16: vllm_server.die, 31: vllm_server.truncated},
@@ -192,6 +197,7 @@ def test_a_run_with_faults_ends_with_the_same_weights(folder, without_faults, tm
     repeated = restarted or fault in ("forgotten", "stale weights")
     assert (len(server.loads) > 4) == repeated and (repeated or server.waits), "the fault was not seen"
     assert (server.starts > 1) == restarted
+    assert len(server.waits) == len(faults) or fault != "invalid responses"
 
 
 def test_a_reload_whose_response_is_lost_is_repeated(folder, server, tmp_path, monkeypatch):
