@@ -32,7 +32,7 @@ from lrl.training.collect import VectorEnvRollouts
 from lrl.training.guards import FiniteSteps, PassLimit
 from lrl.training.metrics import derived
 from lrl.training.module import PolicyModule
-from lrl.training.optimizer import OptimizerConfig
+from lrl.training.optimizer import OptimizerConfig, step_sizes
 from lrl.training.progress import ConsoleProgress
 from lrl.training.weights import lora_alpha, shard_weights, start_from
 from lrl.types import Credit, Evaluation, Metrics, Rollout, TokenLoss, TurnBatch
@@ -480,28 +480,6 @@ def values_of(policy: Policy, batch: TurnBatch) -> Tensor:
         return at_least_float32(torch.cat([values(chunk) for chunk in chunks]))
 
     return policy.in_passes(batch, values_of_pass)
-
-
-def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the numbers of turns and sampled tokens of an optimiser step, averaged over ranks and minibatches.
-
-    DDP averages gradients over ranks, and Lightning averages losses over accumulated minibatches. If losses are divided
-    by these averages, all tokens of a step have the same weight. All ranks must call it.
-
-    Args:
-        module: module that is trained.
-        mask: sampled tokens of the current minibatch, bool ``(turn, token)``.
-    """
-    trainer: Any = module._trainer
-    if trainer is None or (trainer.world_size == 1 and trainer.accumulate_grad_batches == 1):
-        return torch.tensor(float(len(mask)), device=mask.device), mask.count_nonzero()
-    sizes: Any = len(mask), int(mask.sum())
-    if trainer.accumulate_grad_batches > 1:
-        assert isinstance(module.run_data, RolloutDataModule)
-        sizes = module.run_data.step_sizes(trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches)
-    totals = torch.tensor(sizes, dtype=torch.float32, device=mask.device) / trainer.accumulate_grad_batches
-    turns, tokens = trainer.strategy.reduce(totals, reduce_op="mean")
-    return turns, tokens
 
 
 def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:

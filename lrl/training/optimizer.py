@@ -1,4 +1,4 @@
-"""Optimiser and learning-rate schedule of a run."""
+"""Optimiser and learning-rate schedule of a run, and the sizes of its steps."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.ranges import HalfOpenUnitInterval, NonNegativeFloat, PositiveFloat, check_fields
+from lrl.training.module import PolicyModule
 
 OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 _MIN_KL = 1e-6
@@ -133,3 +136,25 @@ def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float) ->
         return 0.5 * (1 + math.cos(math.pi * progress)) if schedule == "cosine" else 1.0
 
     return factor
+
+
+def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the numbers of turns and sampled tokens of an optimiser step, averaged over ranks and minibatches.
+
+    DDP averages gradients over ranks, and Lightning averages losses over accumulated minibatches. If losses are divided
+    by these averages, all tokens of a step have the same weight. All ranks must call it.
+
+    Args:
+        module: module that is trained.
+        mask: sampled tokens of the current minibatch, bool ``(turn, token)``.
+    """
+    trainer: Any = module._trainer
+    if trainer is None or (trainer.world_size == 1 and trainer.accumulate_grad_batches == 1):
+        return torch.tensor(float(len(mask)), device=mask.device), mask.count_nonzero()
+    sizes: Any = len(mask), int(mask.sum())
+    if trainer.accumulate_grad_batches > 1:
+        assert isinstance(module.run_data, RolloutDataModule)
+        sizes = module.run_data.step_sizes(trainer.fit_loop.epoch_loop.batch_idx, trainer.accumulate_grad_batches)
+    totals = torch.tensor(sizes, dtype=torch.float32, device=mask.device) / trainer.accumulate_grad_batches
+    turns, tokens = trainer.strategy.reduce(totals, reduce_op="mean")
+    return turns, tokens
