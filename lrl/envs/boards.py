@@ -11,8 +11,7 @@ Sokoban: a room of 6 x 6 cells including the outer wall, carved by a random walk
 backwards from its solution: the boxes are placed on the targets, and a search pulls them away. It maximises the product
 of two numbers: the sum of the distances between boxes and targets, and how often the search changes the box that it
 pulls. The player then walks up to three random steps. The reward is -0.1 per action, 1 for each box pushed onto a
-target, -1 for each box pushed off a target and 10 for the solution. The limit is 10 actions; some rooms with two boxes
-need more.
+target, -1 for each one pushed off, 10 for the solution. The limit is 10 actions; some rooms with two boxes need more.
 
 Differences from RAGEN:
 

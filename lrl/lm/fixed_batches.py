@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar, final
 
 import torch
 from torch import Tensor
+
+_AT_ONCE = 2**13
+"""Largest number of prompt tokens whose keys and values are in memory at the same time."""
 
 Value = TypeVar("Value")
 
@@ -114,6 +118,19 @@ def padded(length: int) -> int:
     """Return the width to which texts of this length are padded: a multiple of 4, or of 8 and more for long texts."""
     step = 4 if length <= 16 else max(8, 1 << (length.bit_length() - 3))
     return -(-length // step) * step
+
+
+def divided(prompts: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    """Divide prompts among groups that are computed together, sorted so that common pieces are in the same group."""
+    part, tokens = list[tuple[int, ...]](), 0
+    for prompt in sorted(prompts):
+        if part and tokens + len(prompt) > _AT_ONCE:
+            yield part
+            part, tokens = [], 0
+        pairs = zip(part[-1] if part else (), prompt, strict=False)
+        part, tokens = [*part, prompt], tokens + len(prompt) - sum(accumulate((a == b for a, b in pairs), min))
+    if part:
+        yield part
 
 
 def fixed_batches(

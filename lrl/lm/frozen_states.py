@@ -13,7 +13,7 @@ most half of the memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -28,7 +28,7 @@ from transformers import DynamicCache
 
 from lrl.lm.adapters import decoder_layers
 from lrl.lm.attention import Attention, agrees, bare, compute_dtype, is_halved, kernel_of, max_positions
-from lrl.lm.fixed_batches import LRUCache, Shape, fixed_batches, place_matters
+from lrl.lm.fixed_batches import LRUCache, Shape, divided, fixed_batches, place_matters
 from lrl.lm.forward import (
     arbitrary_ids,
     frozen_depth,
@@ -50,8 +50,6 @@ KeysAndValues = list[tuple[Tensor, Tensor]]
 _BATCH_COLUMNS = 32
 """Maximum number of tokens of a batch on a CPU. A pass of SmolLM2 has a fixed cost of 22 tokens, less than what larger
 batches compute for padding and unused rows."""
-_AT_ONCE = 2**13
-"""Largest number of prompt tokens whose keys and values are in memory at the same time."""
 
 
 class _Key(NamedTuple):
@@ -167,7 +165,7 @@ class LowerLayers:
                     found[key] = states
             if any(key not in found for key in keys[-1]):
                 missing.setdefault(prompt, {}).update({then: None} if then else {})
-        for part in _divided(missing):
+        for part in divided(missing):
             self._compute({prompt: [*missing[prompt]] for prompt in part}, found)
         for key, states in found.items():
             if key not in self._recorded:
@@ -456,19 +454,6 @@ def _joined(pieces: Sequence[KeysAndValues]) -> KeysAndValues:
     return [(torch.cat(keys, dim=1), torch.cat(values, dim=1)) for keys, values in layers]
 
 
-def _divided(prompts: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Divide prompts among groups that are computed together, sorted so that common pieces are in the same group."""
-    part, tokens = list[tuple[int, ...]](), 0
-    for prompt in sorted(prompts):
-        if part and tokens + len(prompt) > _AT_ONCE:
-            yield part
-            part, tokens = [], 0
-        pairs = zip(part[-1] if part else (), prompt, strict=False)
-        part, tokens = [*part, prompt], tokens + len(prompt) - sum(accumulate((a == b for a, b in pairs), min))
-    if part:
-        yield part
-
-
 def lower_layers(model: Any, size: int, attention: Attention) -> LowerLayers | None:
     """Return the cache of states below the lowest adapter; None, with a warning, if they cannot be cached.
 
@@ -506,10 +491,5 @@ def _can_be_left_out(model: Any, depth: int) -> bool:
         plain = logits_of(model, layout)
         filled = LowerLayers(model, depth, 0).fill(layout, turns)
         return agrees(logits_of(model, filled), plain, is_halved(model))
-    except (
-        TypeError,
-        IndexError,
-        AttributeError,
-        RuntimeError,
-    ):  # the layers have other inputs or outputs than expected
+    except (TypeError, IndexError, AttributeError, RuntimeError):  # its layers have other inputs or outputs
         return False
