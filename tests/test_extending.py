@@ -57,7 +57,14 @@ def module_and_use(page):
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def short_runs(monkeypatch):
+    """Reduce the sizes of the runs of commands."""
+    make = LRLCLI.instantiate_classes
+    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli)))
+
+
+@pytest.fixture
+def package(short_runs, tmp_path, monkeypatch):
     """The current folder, with ``my_package`` and an experiment of each page in it."""
     (tmp_path / "my_package").mkdir()
     (tmp_path / "my_package" / "__init__.py").touch()
@@ -130,7 +137,7 @@ def test_the_console_script_finds_a_package_in_the_current_folder(package, monke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path, monkeypatch):
+def test_the_commands_of_a_guide_run_in_the_current_folder(guide, short_runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     monkeypatch.syspath_prepend(tmp_path)
@@ -141,8 +148,6 @@ def test_the_commands_of_a_guide_run_in_the_current_folder(guide, tmp_path, monk
     for language, files in GUIDES[guide].items():
         for file, content in zip(files, blocks(GUIDE_TEXTS[guide], language), strict=True):
             Path(file).write_text(content)
-    make = LRLCLI.instantiate_classes
-    monkeypatch.setattr(LRLCLI, "instantiate_classes", lambda cli: (make(cli), shorten(cli)))
     lines = "\n".join(blocks(GUIDE_TEXTS[guide], "bash")).splitlines()
     lines = (["python save.py"] if guide == "model" else []) + lines
     for line in filter(None, lines):

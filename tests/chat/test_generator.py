@@ -477,7 +477,9 @@ def test_a_run_of_the_command_line_resumes_and_is_evaluated_without_the_server(f
         line += f" {policy}.language_model.name {folder} {policy}.prompt.response_format direct"
         line += f" {policy}.sampling.max_new_tokens 2 --data.init_args.num_groups 2 --data.init_args.group_size 2"
         line += " --data.init_args.validation.episodes 1 --data.init_args.num_epochs 1"
+        picture = {"class_path": "PolicyPicture", "init_args": {"samples": 2}}  # instead of 64 responses per state
         words = ["lrl", "fit", *line.split(), f"{policy}.generator", json.dumps(generator)]
+        words += ["--trainer.callbacks", json.dumps([{"class_path": "CollectionCheckpoint"}, picture])]
         done = run_words([*words, "--trainer.max_epochs", "1"])
         assert done.returncode == 0, done.stderr
         collected, config = server.asked, (run / "config.yaml").read_text()
