@@ -67,7 +67,10 @@ def run_words(words, **environment):
 def _main(words):
     if Path(words[0]).is_absolute():  # a console script
         sys.argv = list(words)
-        runpy.run_path(words[0], run_name="__main__")
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        finally:
+            sys.modules.pop("lrl.__main__", None)  # runpy warns of a module that another command runs again
         return
     if words[0] == "lrl":
         words = ["python", "-m", *words]
