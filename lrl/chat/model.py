@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lrl.types import SamplingConfig
@@ -39,8 +40,8 @@ class ConversationTooLongError(ValueError):
     """Raised if a server rejects a conversation because it exceeds the context length of its model."""
 
 
-class ChatModel(Protocol):
-    """Protocol of models that respond to conversations with text.
+class ChatModel(ABC):
+    """Base class of models that respond to conversations with text.
 
     A custom chat model derives from this class and must define :meth:`complete`; the other methods have defaults.
     """
@@ -69,6 +70,7 @@ class ChatModel(Protocol):
         """Return the counts of requests and tokens and the cost by name; empty if nothing is counted."""
         return {}
 
+    @abstractmethod
     def complete(
         self, conversations: Sequence[Sequence[Message]], sampling: SamplingConfig, seeds: Sequence[int]
     ) -> list[Completion]:
