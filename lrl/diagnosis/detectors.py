@@ -193,6 +193,8 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 def recorded_values(sample: Sample) -> Iterator[Finding]:
     """Compare recorded values with those that training computes, and those after a cut with those of the next state."""
+    if sample.settings.get("fits_critic"):  # which changed it after it gave the recorded values
+        return
     spread = float(np.abs(sample["values"][sample["mask"]]).max(initial=0.0)) if "values" in sample else 0.0
     tolerance = max(spread, 1e-3) * (0.1 if sample.settings["half_precision"] else 1e-2)
     if "evaluated_values" in sample and "values" in sample:

@@ -338,6 +338,7 @@ def settings_of(module: GradientModule) -> dict[str, Any]:
     settings["clip"] = (
         list(getattr(module, "clip", high if high[0] is not None else (clip, clip) if clip else ())) or None
     )
+    settings["fits_critic"] = getattr(getattr(module, "critic", None), "fit", None) is not None
     settings["weighted"] = isinstance(module.policy, TextPolicy) and module.policy.importance_cap is not None
     return settings
 

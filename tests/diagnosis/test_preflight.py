@@ -21,15 +21,19 @@ from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.rewards.expert_q import QGapReward
 from lrl.training.optimizer import OptimizerConfig
+from lrl.training.value_fit import ValueFit
 
 RUNS = {
     "prompts": lambda folder: grpo(folder, kl={"coef": 0.1}, ent_coef=0.0),
     "episodes": lambda folder: grpo(folder, kl={"coef": 0.0}),
     "continuing": lambda folder: ppo(folder, kl={"coef": 0.0, "target": None}, credit={"kind": "turn"}),
     "network": network,
+    "fitted": lambda folder: network(folder, critic={"fit": ValueFit()}),
     "demonstrations": sft,
 }
-SIZES = {"network": {"num_steps": 24}, "continuing": {"num_steps": 8}}
+SIZES = {"network": {"num_steps": 24}, "fitted": {"num_steps": 24}, "continuing": {"num_steps": 8}}
+
+TASKS = {"fitted": "network"}
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,8 @@ def fewer_episodes(monkeypatch):
 def causes(root, folder, kind):
     """Run the checks on a tiny task, and return the mistakes that are found."""
     preflight = Preflight()
-    data = (
-        demonstrations() if kind == "demonstrations" else rollout_data(kind, num_minibatches=1, **SIZES.get(kind, {}))
-    )
+    sizes = {"num_minibatches": 1} | SIZES.get(kind, {})
+    data = demonstrations() if kind == "demonstrations" else rollout_data(TASKS.get(kind, kind), **sizes)
     with pytest.raises(Finished):
         make_trainer(root, preflight).fit(RUNS[kind](folder), data)
     return [one.cause for one in preflight.report.findings if one.severity == "error"]
