@@ -18,9 +18,11 @@ ROTATED = [
     for number, kind in enumerate(KINDS)
 ]
 """Each architecture with some settings; ``benchmark.py turn_trees`` measures all."""
+RARELY = ("granite", "olmo2", "qwen3")
+"""Architectures whose updates by writing are compared in ``make test-all`` only, because they take longest."""
 CASES = [("llama", "choosing", NAMES[0])]
 CASES += [
-    pytest.param(*case, marks=pytest.mark.slow)
+    pytest.param(*case, marks=pytest.mark.reference if case[0] in RARELY and case[1] == "writing" else pytest.mark.slow)
     for case in dict.fromkeys([*(("llama", kind, name) for kind in KINDS for name in NAMES), *ROTATED])
     if case not in CASES
 ]

@@ -123,8 +123,10 @@ def test_a_signal_leaves_no_record(monkeypatch):
     assert stop.value.code == 143
 
 
-@pytest.mark.learning
-@pytest.mark.parametrize(("method", "iterations"), [("ppo", 150), ("trpo", 400)])
+@pytest.mark.parametrize(
+    ("method", "iterations"),
+    [pytest.param("ppo", 150, marks=pytest.mark.learning), pytest.param("trpo", 400, marks=pytest.mark.reference)],
+)
 def test_networks_learn_nim(method, iterations):
     record = train(SearchRun("nim", method, 0), SearchBudget(iterations=iterations))
     assert record["best_iteration"] == 1.0 and np.mean(record["values"][-20:]) > np.mean(record["values"][:20]) + 0.5
