@@ -90,6 +90,16 @@ VARIANTS = {
 """Commands that change values of an experiment that another command trains: their objects are made, no more."""
 
 
+def keys_of(command):
+    """Return the program, the configurations and the keys of a training command, without their values."""
+    program, _, options = anywhere(command).partition(" fit ")
+    return program, *configs_of(command), *sorted(re.findall(r"(?:^| )(--[\w.+]+)", options))
+
+
+REPEATED = VARIANTS - set({keys_of(line): line for line in reversed(TRAINING)}.values())
+"""Variants that have other values of the same keys as a command before them."""
+
+
 @pytest.fixture(scope="session")
 def datasets(once):
     """Return a folder with small versions of all documented data sets."""
@@ -167,7 +177,9 @@ def run_shortened(command, datasets):
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize("command", TRAINING)
+@pytest.mark.parametrize(
+    "command", [pytest.param(line, marks=pytest.mark.reference) if line in REPEATED else line for line in TRAINING]
+)
 def test_a_training_command_runs(command, trained, datasets, tmp_path, monkeypatch):
     if any(name in command for name in NEEDS_A_HUB):
         monkeypatch.setenv("LRL_CACHE", str(tmp_path))
