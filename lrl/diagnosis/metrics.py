@@ -22,7 +22,7 @@ _HELD_OUT = ("val/exact_success", "val/success_rate", "val/return")
 
 
 def diagnose(run: Path) -> list[Finding]:
-    """Return what is wrong with a run, according to its samples and its metrics, the most certain first.
+    """Return what is wrong with a run, according to its samples and its metrics, the most certain first, one per cause.
 
     Args:
         run: a run directory; the run may still be going on.
@@ -31,7 +31,10 @@ def diagnose(run: Path) -> list[Finding]:
         ValueError: If a file cannot be read.
     """
     findings = diagnose_samples(read_samples(run)) + diagnose_metrics(read_columns(run / "metrics.csv"))
-    return sorted(findings, key=lambda finding: -finding.confidence)
+    found: dict[str, Finding] = {}
+    for finding in sorted(findings, key=lambda finding: -finding.confidence):
+        found.setdefault(finding.cause, finding)
+    return list(found.values())
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
