@@ -14,6 +14,8 @@ _EQUAL = 1e-3
 _FITTED = 1e-2
 """Relative difference up to which advantages count as those of rewards of another scale."""
 
+Estimates = Iterator[tuple[str, np.ndarray]]
+"""Advantages ``(turn, token)`` of the configured estimator, and then of mistakes, with their causes."""
 _Credit = tuple[np.ndarray, np.ndarray]
 """Advantages and targets of the critic, each ``(turn, token)``."""
 
@@ -25,13 +27,14 @@ def advantages(sample: Sample) -> Iterator[Finding]:
     if candidates is None or not np.isfinite(recorded).all() or sample.settings.get("weighted"):
         return
     estimates = candidates(sample)
-    if not estimates:
+    expected = next(estimates, ("", None))[1]
+    if expected is None:
         return
-    expected = estimates.pop("correct")[mask]
+    expected = expected[mask]
     correct = _distance(recorded, expected, sample)
     if correct < _EQUAL:
         return
-    distances = {cause: _distance(recorded, values[mask], sample) for cause, values in estimates.items()}
+    distances = {cause: _distance(recorded, values[mask], sample) for cause, values in estimates}
     cause = min(distances, key=lambda name: distances[name], default="")
     explained = bool(cause) and distances[cause] < _EQUAL
     where, why = np.argwhere(mask)[0], ""
@@ -210,7 +213,7 @@ def ppo_credit(
     return advantages, returns
 
 
-def _ppo(sample: Sample) -> dict[str, np.ndarray]:
+def _ppo(sample: Sample) -> Estimates:
     mistakes: Mapping[str, Mapping[str, Any]] = {
         "correct": {},
         "advantages leak across episodes": {"across_ends": True},
@@ -226,14 +229,14 @@ def _ppo(sample: Sample) -> dict[str, np.ndarray]:
         "KL penalty is missing": {"kl_scale": 0.0},
         "KL penalty has the wrong sign": {"kl_scale": -1.0},
     }
-    estimates = {cause: ppo_credit(sample, **mistake)[0] for cause, mistake in mistakes.items()}
-    correct = estimates["correct"]
-    estimates["advantages are returns without baseline"] = correct + sample["values"]
-    estimates["advantages are negated"] = -correct
-    return estimates
+    for cause, mistake in mistakes.items():
+        yield cause, ppo_credit(sample, **mistake)[0]
+    correct = ppo_credit(sample)[0]
+    yield "advantages are returns without baseline", correct + sample["values"]
+    yield "advantages are negated", -correct
 
 
-def _reinforce(sample: Sample) -> dict[str, np.ndarray]:
+def _reinforce(sample: Sample) -> Estimates:
     mask = sample["mask"]
     penalties = np.zeros_like(sample["advantages"])
     if "ref_logprobs" in sample:
@@ -260,7 +263,7 @@ def _reinforce(sample: Sample) -> dict[str, np.ndarray]:
         group: np.mean([returns[env] for env in returns if group_of[env] == group]) for group in set(group_of.values())
     }
     correct = sums(sample["rewards"], penalties)
-    return {
+    yield from {
         "correct": correct,
         "reward has the wrong sign": sums(-sample["rewards"], penalties),
         "KL penalty is missing": sums(sample["rewards"], 0 * penalties),
@@ -268,12 +271,12 @@ def _reinforce(sample: Sample) -> dict[str, np.ndarray]:
         "advantages leak across episodes": sums(sample["rewards"], penalties, across_ends=True),
         "later rewards are missing": sums(sample["rewards"], penalties, future=False),
         "advantages are negated": -correct,
-    }
+    }.items()
 
 
-def _grpo(sample: Sample) -> dict[str, np.ndarray]:
+def _grpo(sample: Sample) -> Estimates:
     if sample.settings["credit"]["kind"] != "episode":
-        return {}
+        return
     scale = sample.settings["advantage_scale"]
     if scale == "batch_std":
         scale = "none"  # compared up to a factor
@@ -308,7 +311,8 @@ def _grpo(sample: Sample) -> dict[str, np.ndarray]:
         "reward has the wrong sign": -correct,
         "episodes have the advantages of others": np.roll(correct, 1),
     }
-    return {cause: np.broadcast_to(values[:, None], sample["mask"].shape) for cause, values in everywhere.items()}
+    for cause, values in everywhere.items():
+        yield cause, np.broadcast_to(values[:, None], sample["mask"].shape)
 
 
 def _other_baselines(sample: Sample, returns: np.ndarray, groups: np.ndarray, scale: str) -> np.ndarray:
@@ -361,7 +365,7 @@ def normalisation(sample: Sample) -> Iterator[Finding]:
         )
 
 
-_HYPOTHESES: dict[str, Callable[[Sample], dict[str, np.ndarray]]] = {
+_HYPOTHESES: dict[str, Callable[[Sample], Estimates]] = {
     "PPOValueHeadModule": _ppo,
     "GRPOModule": _grpo,
     "REINFORCEPlusPlusModule": _reinforce,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.detectors import SERIES_DETECTORS, diagnose_samples
-from lrl.diagnosis.losses import PROBE
+from lrl.diagnosis.losses import PROBE, update
 from lrl.diagnosis.metrics import diagnose_metrics, read_columns
 from lrl.diagnosis.sample import Finding, Sample, write_sample
 from lrl.envs.factory import GymnasiumEnvs
@@ -31,7 +31,7 @@ from lrl.types import Evaluation, Rollout, TurnBatch
 
 _FIRST = 3
 """Number of collections at the start of a run that are always recorded."""
-_PLAIN_TURNS = 16
+_PLAIN_TURNS = 8
 """Maximum number of turns whose log-probabilities are computed again."""
 _VALUES = 16
 """Maximum number of states after a cut whose values are computed again."""
@@ -61,13 +61,15 @@ class Diagnosis(L.Callback):
         turns: maximum number of turns to record; more if a single group has more.
     """
 
-    def __init__(self, every_n_collections: PositiveInt = 10, turns: PositiveInt = 256) -> None:
+    def __init__(self, every_n_collections: PositiveInt = 10, turns: PositiveInt = 128) -> None:
         check_arguments(Diagnosis.__init__, locals(), "Diagnosis")
         self.every_n_collections, self.turns = every_n_collections, turns
         self.samples: list[Sample] = []
         """The samples of this process, the latest last."""
         self._reported: set[str] = set()
         self._replay: Replay | None = None
+        self._rows: set[bytes] = set()
+        """All turns of the latest sample's collection as bytes, while it is trained on."""
         self._wrong_rows = 0
         """Turns of the minibatches of the latest sample's collection that are not in the collection."""
         self._part: TurnBatch | None = None
@@ -79,7 +81,7 @@ class Diagnosis(L.Callback):
         """Record the collection before its first optimiser step."""
         data: Any = getattr(trainer, "datamodule", None)
         if self._part is not None and isinstance(data, RolloutDataModule):
-            self._wrong_rows += mixed_rows(batch, data.batch)
+            self._wrong_rows += sum(row not in self._rows for row in rows_of(batch))
         if not self._records(trainer, pl_module, data):
             return
         assert isinstance(pl_module, GradientModule)
@@ -87,8 +89,15 @@ class Diagnosis(L.Callback):
             self._replay = Replay(data.env, pl_module.policy.response_format, data.max_turns)
         with trainer.precision_plugin.forward_context():
             sample, self._part = sample_of(pl_module, data, self.turns, self._replay)
-        self._wrong_rows = mixed_rows(batch, data.batch)
+        assert data.batch is not None
+        self._rows = set(rows_of(data.batch))
+        self._wrong_rows = sum(row not in self._rows for row in rows_of(batch))
         self._keep(sample, trainer)
+        found = diagnose_samples([sample])
+        for of_all in SERIES_DETECTORS:
+            found += of_all(self.samples)
+        for finding in found:
+            self._report(finding)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record how the updates of the collection changed the policy, and look at the metrics so far."""
@@ -104,20 +113,18 @@ class Diagnosis(L.Callback):
         sample = self.samples.pop()
         of_updates = {"mixed_turns": self._wrong_rows, "largest_ratio_error": _logged(trainer, "train/ratio_error_max")}
         sample = replace(sample, settings={**sample.settings, **of_updates})
-        self._keep(replace(sample, arrays={**sample.arrays, "moved": moved}), trainer)
-        self._part = None
-        for finding in diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")):
+        sample = replace(sample, arrays={**sample.arrays, "moved": moved})
+        self._keep(sample, trainer)
+        self._part, self._rows = None, set()
+        for finding in [
+            *update(sample),
+            *diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")),
+        ]:
             self._report(finding)
 
     def _keep(self, sample: Sample, trainer: L.Trainer) -> None:
-        """Write a sample, and report what it shows."""
         write_sample(sample, Path(trainer.default_root_dir))
         self.samples.append(sample)
-        found = diagnose_samples([sample])
-        for of_all in SERIES_DETECTORS:
-            found += of_all(self.samples)
-        for finding in found:
-            self._report(finding)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environment in which episodes are played again."""
@@ -146,19 +153,12 @@ def _logged(trainer: L.Trainer, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def mixed_rows(minibatch: TurnBatch, batch: TurnBatch | None) -> int:
-    """Return the number of turns of a minibatch whose fields are not those of one turn of the collection."""
-    assert batch is not None
-    known = set(_rows(batch))
-    return sum(row not in known for row in _rows(minibatch))
-
-
-def _rows(batch: TurnBatch) -> list[bytes]:
-    """Return all numbers of each turn as bytes, except tensors that are made for a minibatch."""
-    fields = {name: tensor for name, tensor in batch.fields().items() if isinstance(tensor, Tensor)}
-    tensors = [*batch.inputs.values(), *fields.values()]
-    arrays = [np.ascontiguousarray(_array(tensor.reshape(len(batch), -1))) for tensor in tensors]
-    return [b"".join(array[row].tobytes() for array in arrays) for row in range(len(batch))]
+def rows_of(batch: TurnBatch) -> list[bytes]:
+    """Return all numbers of each turn as bytes."""
+    fields = [tensor for tensor in batch.fields().values() if isinstance(tensor, Tensor)]
+    arrays = [_array(tensor.reshape(len(batch), -1)) for tensor in (*batch.inputs.values(), *fields)]
+    flat = np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays], axis=1)
+    return [row.tobytes() for row in flat]
 
 
 def sample_of(
@@ -428,13 +428,11 @@ def texts(
 
 
 def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
-    """Return the number of sampled tokens of each turn."""
-    tokenizer, width = policy.language_model.tokenizer, batch.response_mask.shape[1]
-    lengths = []
-    for ids, mask in zip(batch.inputs["response_ids"].tolist(), batch.response_mask.tolist(), strict=True):
-        ends = [place + 1 for place in range(width) if tokenizer.ends(ids[: place + 1], policy.stop_text)]
-        lengths.append(ends[0] if ends else max([place + 1 for place in range(width) if mask[place]], default=0))
-    return lengths
+    """Return the number of sampled tokens of each turn: up to the first that ends a response, or all trained ones."""
+    ids, mask = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]], batch.response_mask
+    stops = torch.tensor(sorted(policy.language_model.tokenizer.stop_ids(policy.stop_text)), device=ids.device)
+    ends, place = torch.isin(ids, stops), torch.arange(1, ids.shape[1] + 1, device=ids.device)
+    return torch.where(ends.any(1), ends.int().argmax(1) + 1, (mask * place).amax(1)).tolist()
 
 
 def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:

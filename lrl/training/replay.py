@@ -142,7 +142,14 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
 
 def _equal(one: Outcome, other: Outcome) -> bool:
     ends = (one.reward, one.terminated, one.truncated) == (other.reward, other.terminated, other.truncated)
-    return ends and str(one.before) == str(other.before)
+    return ends and _same(one.before, other.before)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two observations are equal."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    return str(one) == str(other)
 
 
 def _whole_episodes(sample: Sample) -> Iterator[np.ndarray]:
