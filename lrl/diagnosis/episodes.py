@@ -36,6 +36,19 @@ def replayed(sample: Sample) -> Iterator[Finding]:
             collection=sample.collection,
         )
         return
+    legal, counted = (sample.arrays.get(name, np.ones(len(sample))) for name in ("replay_valid", "valid"))
+    executed = known & (legal == 0) & (counted == 1)
+    if executed.any():
+        turn = int(executed.argmax())
+        yield Finding(
+            cause="invalid responses are executed",
+            evidence=f"the response {_short(sample.responses[turn])} contains no legal action, but counts as valid, in "
+            f"{int(executed.sum())} of {int(known.sum())} turns ({sample.place(turn)})",
+            remedy="an environment must not be stepped with a response that contains no legal action",
+            confidence=1.0,
+            collection=sample.collection,
+        )
+        return
     yield from _replayed_rewards(sample, known)
     yield from _replayed_ends(sample, known)
     wrong = np.flatnonzero(known & (sample["replay_observed"] == 0))

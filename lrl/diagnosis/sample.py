@@ -60,9 +60,9 @@ class Sample:
     - ``(turn,)``, only if the environment reports them: ``valid``, whether the response was a legal action, and
       ``success``, NaN except at the end of an episode;
     - ``(turn,)``, NaN for turns that were not played again in a new environment: ``replay_rewards``,
-      ``replay_terminated``, ``replay_truncated``; ``replay_observed``, whether the observation was the same; and
-      ``replay_repeats``, whether playing them a second time gave the same results; also ``replay_final_values``, the
-      value of the state after a turn that is cut;
+      ``replay_terminated`` and ``replay_truncated``; ``replay_valid``, whether the response is a legal action;
+      ``replay_observed``, whether the observation was the same; ``replay_repeats``, whether playing them a second time
+      gave the same results; and ``replay_final_values``, the value of the state after a turn that is cut;
     - ``(turn, token)``: ``ids``, int64; ``mask``, bool, the tokens on which the policy is trained; ``logprobs``, those
       that were recorded while sampling; ``advantages``; ``gradients``, the derivative of the loss with respect to the
       log-probability of the token;

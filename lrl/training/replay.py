@@ -36,6 +36,8 @@ class Outcome:
     truncated: bool
     after: Any
     """Observation after the turn."""
+    valid: bool = True
+    """Whether the response was a legal action; only known for environments of Gymnasium."""
 
 
 class Replay:
@@ -66,9 +68,9 @@ class Replay:
         """
         seed, episode, noise = origin.tolist()
         for number, (before, outcome) in enumerate(self._turns(seed, episode, noise, actions)):
-            after, reward, terminated, truncated = outcome
+            after, reward, terminated, truncated, valid = outcome
             late = self.max_turns is not None and number + 1 >= self.max_turns and not terminated
-            yield Outcome(before, float(reward), bool(terminated), bool(truncated or late), after)
+            yield Outcome(before, float(reward), bool(terminated), bool(truncated or late), after, valid)
             if terminated or truncated or late:
                 return
 
@@ -97,7 +99,7 @@ class Replay:
                 seen = f"Invalid action: {error}.\n{text}"
                 reward, truncated = self.factory.invalid_penalty, False
                 terminated = invalid >= self.factory.max_invalid
-            yield before, (seen, reward, terminated, truncated)
+            yield before, (seen, reward, terminated, truncated, invalid == 0)
 
     def _vector_turns(self, seed: int, episode: int, noise: int, actions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         if noise >= 0:
@@ -107,7 +109,7 @@ class Replay:
             before = seen[0]
             batched = (action,) if isinstance(action, str) else np.asarray(action)[None]
             seen, rewards, terminated, truncated, _ = self._vector.step(batched)
-            yield before, (seen[0], rewards[0], terminated[0], truncated[0])
+            yield before, (seen[0], rewards[0], terminated[0], truncated[0], True)
 
 
 def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[str, np.ndarray], dict[int, Any]]:
@@ -121,7 +123,7 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
     Returns:
         ``replay_rewards`` and others, see :class:`Sample`, and the observation after each turn that was played.
     """
-    names = ("rewards", "terminated", "truncated", "observed", "repeats")
+    names = ("rewards", "terminated", "truncated", "observed", "repeats", "valid")
     out = {f"replay_{name}": np.full(len(sample), np.nan) for name in names}
     after: dict[int, Any] = {}
     for number, turns in enumerate(_whole_episodes(sample)):
@@ -133,7 +135,14 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
         for turn, outcome, second in zip(turns.tolist(), played[0], played[-1], strict=False):
             recorded = sample.observations[turn]
             same = not recorded or str(outcome.before) == recorded
-            values = (outcome.reward, outcome.terminated, outcome.truncated, same, _equal(outcome, second))
+            values = (
+                outcome.reward,
+                outcome.terminated,
+                outcome.truncated,
+                same,
+                _equal(outcome, second),
+                outcome.valid,
+            )
             for name, value in zip(names, values, strict=True):
                 out[f"replay_{name}"][turn] = float(value)
             after[turn] = outcome.after
