@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -309,6 +310,12 @@ def one_process(env: EnvFactory) -> EnvFactory:
 
 def check_environment(report: Report, env: EnvFactory, seed: int) -> None:
     """Play actors without weights, and check their rewards and that the environment can be repeated."""
+    if not env.replayable:
+        report.add("environment", "not played, because its server may limit the number of sessions", [])
+        return
+    env = copy.copy(env)
+    if isinstance(env, PromptEnvs):  # a reward knows the format of the responses of one environment
+        env.rewards = tuple(map(copy.copy, env.rewards))
     played = {name: play(actor, env, seed) for name, actor in baseline_actors(env)}
     if "random" in played:
         again = RandomActor()
@@ -330,10 +337,11 @@ def play(actor: Actor, env: EnvFactory, seed: int) -> Played:
     """Play episodes side by side until all have ended, or have reached the maximum number of turns or seconds."""
     envs = env.make(_EPISODES, actor.response_format)
     runner, active = EnvRunner(actor, envs), np.ones(_EPISODES, dtype=bool)
-    index, deadline = np.arange(_EPISODES), process_time() + _SECONDS
+    index, deadline, latest = np.arange(_EPISODES), process_time() + _SECONDS, monotonic() + 10 * _SECONDS
     rows: dict[str, list[np.ndarray]] = {"rewards": [], "active": [], "states": []}
+    success: np.ndarray | None = None
     try:
-        while active.any() and len(rows["active"]) < _HORIZON and process_time() < deadline:
+        while active.any() and len(rows["active"]) < _HORIZON and process_time() < deadline and monotonic() < latest:
             runner.reset(seed + index, index, idle=~active)
             slots = np.flatnonzero(active)
             keys = RandomKeys(seed=seed, purpose="preflight", collection=0, env=slots, turn=runner.lengths[slots])
@@ -348,9 +356,13 @@ def play(actor: Actor, env: EnvFactory, seed: int) -> Played:
                 row[slots] = values
                 rows[name].append(row)
             active[slots] = ~step.ended
+            if "success" in step.infos:
+                success = np.zeros(_EPISODES, dtype=bool) if success is None else success
+                success[slots] = step.infos["success"]
     finally:
         envs.close()
-    return Played(**{name: np.stack(values) for name, values in rows.items()}, cut=bool(active.any()))
+    stacked = {name: np.stack(values) for name, values in rows.items()}
+    return Played(**stacked, cut=bool(active.any()), success=success)
 
 
 def _keys(observations: Sequence[Any]) -> np.ndarray:
@@ -370,7 +382,11 @@ def check_collection(report: Report, module: GradientModule, data: RolloutDataMo
         measured = f"{np.count_nonzero(spread)} of {len(spread)} groups have different returns"
         report.add("groups", measured, checks.groups(returns, group))
     again = Replay(data.env, module.policy.response_format, data.max_turns) if data.env.replayable else None
-    sample, _ = sample_of(module, data, _UPDATED, again)
+    try:
+        sample, _ = sample_of(module, data, _UPDATED, again)
+    finally:
+        if again is not None:
+            again.close()
     names = {
         "episodes": (f"rewards, observations and ends of {len(sample)} turns are as played again", EPISODE_DETECTORS),
         "tokens": (f"mask and log-probabilities of {sample['mask'].sum()} tokens are as recomputed", TOKEN_DETECTORS),

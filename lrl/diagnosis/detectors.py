@@ -175,6 +175,8 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
         if "entropy" not in sample:
             continue
         known = sample["mask"] & np.isfinite(sample["evaluated"]) & np.isfinite(sample["entropy"])
+        if "by_index" in sample:  # episodes that were chosen by their ends are longer than others
+            known &= sample["by_index"][:, None]
         of_turns = np.where(known, sample["evaluated"] + sample["entropy"], 0.0).sum(1)
         excess, squares = excess + float(of_turns.sum()), squares + float(np.square(of_turns).sum())
         if squares > 0 and abs(excess) > _Z * np.sqrt(squares):
@@ -273,7 +275,10 @@ def rewards(sample: Sample) -> Iterator[Finding]:
     """Check that rewards are not all equal."""
     if len(sample) >= 32 and np.ptp(sample["rewards"]) == 0 and not sample["terminated"].all():
         return  # such as 0 in all turns of a sparse task, or 1 per step
-    if len(sample) >= 32 and np.ptp(sample["rewards"]) == 0:
+    legal = "valid" not in sample or bool(sample["valid"].any())  # else invalid responses explain the reward
+    solved = "success" in sample and bool((sample["success"] == 1).all())
+    unlike = legal and not solved and len(set(sample.responses)) > 1
+    if len(sample) >= 32 and np.ptp(sample["rewards"]) == 0 and unlike:
         yield Finding(
             cause="constant reward",
             evidence=f"all {len(sample)} episodes have the reward {sample['rewards'][0]:g}, whatever the response "

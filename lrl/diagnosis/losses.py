@@ -12,8 +12,8 @@ from lrl.diagnosis.sample import Finding, Sample
 PROBE = 1.0
 """Change of the log-probability of all tokens at which the gradient of the loss is computed, in nats: beyond the range
 in which ratios are not clipped."""
-_UNCHANGED = 2e-5
-"""Change of a log-probability up to which it is rounding, in nats."""
+_UNCHANGED = 1e-6
+"""Mean change of a log-probability up to which it is rounding, in nats."""
 _LARGE_UPDATE = 0.5
 """Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
 
@@ -122,14 +122,16 @@ def update(sample: Sample) -> Iterator[Finding]:
             confidence=0.95,
             collection=sample.collection,
         )
-    if np.abs(moved).max() < _UNCHANGED and sample.collection > 0:
+    if np.abs(moved).mean() < _UNCHANGED and sample.collection > 0:
         yield Finding(
             cause="weights are not trained",
-            evidence=f"the updates of collection {sample.collection} change no log-probability of a sampled token",
+            evidence=f"the updates of collection {sample.collection} change log-probabilities by "
+            f"{np.abs(moved).mean():.1g} nats",
             remedy="compare the weights that the optimiser gets, the gradients, and the learning rate and its "
             "schedule (train/lr)",
-            confidence=0.9,
+            confidence=0.7,
             collection=sample.collection,
+            severity="warning",
         )
     kl = -float(moved.mean())  # tokens were sampled before the updates
     if kl > _LARGE_UPDATE:

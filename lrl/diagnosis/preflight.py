@@ -26,6 +26,12 @@ _TOLERANCE = {False: 1e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
 
 
+_MIN_EACH = 5
+"""Number of successful and of other episodes from which their returns are compared."""
+_LARGE_STEP = 0.2
+"""Mean change of the log-probabilities of sampled tokens by one optimiser step, in nats, that is too large."""
+
+
 def _finding(cause: str, evidence: str, remedy: str, warning: bool = False) -> Finding:
     """Return a finding of the checks before a run."""
     return Finding(
@@ -53,6 +59,8 @@ class Played:
     """int64 ``(time, episode)``: hash of the observation before each turn, 0 after the end of an episode."""
     cut: bool
     """Whether an episode was cut."""
+    success: np.ndarray | None = None
+    """bool ``(episode,)``: whether the episode is a success; None if the environment does not say so."""
 
     def returns(self, horizon: int) -> np.ndarray:
         """Return the sum of the rewards of the first ``horizon`` turns, float64 ``(episode,)``."""
@@ -88,6 +96,7 @@ def baselines(played: Mapping[str, Played]) -> Iterator[Finding]:
             warning=not known,
         )
         return
+    yield from _successes(played, returns)
     expert = returns.get("expert")
     if expert is not None and "random" in returns:
         distance = _distance(expert, returns["random"])
@@ -111,6 +120,23 @@ def baselines(played: Mapping[str, Played]) -> Iterator[Finding]:
             )
             break
     yield from _unreadable(played, returns, means)
+
+
+def _successes(played: Mapping[str, Played], returns: Mapping[str, np.ndarray]) -> Iterator[Finding]:
+    """Check that successful episodes of all actors have larger returns than the others."""
+    parts = [(returns[name], one.success) for name, one in played.items() if one.success is not None and not one.cut]
+    if not parts:
+        return
+    values, success = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if min(success.sum(), (~success).sum()) < _MIN_EACH:
+        return
+    if values[success].mean() <= values[~success].mean():
+        yield _finding(
+            "reward has the wrong sign",
+            f"the mean return of {success.sum()} successful episodes is {values[success].mean():.3g}, that of "
+            f"{(~success).sum()} others {values[~success].mean():.3g}",
+            "compare the reward of a successful and of a failed episode",
+        )
 
 
 def common_horizon(played: Mapping[str, Played]) -> int:
@@ -316,6 +342,7 @@ def update(step: Update) -> Iterator[Finding]:
     yield from _ratio(step)
     yield from _weights(step)
     yield from _direction(step)
+    yield from _size(step)
     if step.reference is not None:
         moved = float(np.abs(step.reference[1] - step.reference[0])[step.mask].max(initial=0.0))
         if moved > _TOLERANCE[step.half_precision]:
@@ -387,6 +414,18 @@ def _weights(step: Update) -> Iterator[Finding]:
 
 def _is_informative(step: Update) -> bool:
     return bool(np.abs(step.advantages[step.mask]).max(initial=0.0) > 0)
+
+
+def _size(step: Update) -> Iterator[Finding]:
+    """Check that one step does not change the policy by as much as a whole run should in several collections."""
+    lost = float((step.before - step.after)[step.mask].mean()) if step.mask.any() else 0.0
+    if step.sampled is not None and lost > _LARGE_STEP:
+        yield _finding(
+            "learning rate too high",
+            f"one step lowers log-probabilities of sampled tokens by {lost:.2g} nats on average (0.01 is usual)",
+            f"optimizer.lr divided by 10 or 100 (this step had {step.learning_rates[0]:.2g})",
+            warning=True,
+        )
 
 
 def _direction(step: Update) -> Iterator[Finding]:

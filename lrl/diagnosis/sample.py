@@ -56,6 +56,8 @@ class Sample:
 
     - ``(turn,)``: ``env``, ``time`` and ``group``, int64; ``turn``, the index of the turn in its episode;
       ``rewards`` and ``final_values``, float64; ``terminated``, ``truncated`` and ``cut``, bool;
+    - ``(turn,)``: ``by_index``, bool, whether the environment was chosen by its index, and not because an episode was
+      cut;
     - ``(turn, 3)``: ``origin``, see :attr:`lrl.types.Rollout.origin`;
     - ``(turn,)``, only if the environment reports them: ``valid``, whether the response was a legal action, and
       ``success``, NaN except at the end of an episode;

@@ -31,6 +31,8 @@ from lrl.types import Evaluation, Rollout, TurnBatch
 
 _FIRST = 3
 """Number of collections at the start of a run that are always recorded."""
+_KEPT = 20
+"""Number of samples that are held in memory."""
 _PLAIN_TURNS = 8
 """Maximum number of turns whose log-probabilities are computed again."""
 _VALUES = 16
@@ -68,8 +70,8 @@ class Diagnosis(L.Callback):
         """The samples of this process, the latest last."""
         self._reported: set[str] = set()
         self._replay: Replay | None = None
-        self._rows: set[bytes] = set()
-        """All turns of the latest sample's collection as bytes, while it is trained on."""
+        self._rows: set[int] = set()
+        """Hashes of all turns of the latest sample's collection, while it is trained on."""
         self._wrong_rows = 0
         """Turns of the minibatches of the latest sample's collection that are not in the collection."""
         self._part: TurnBatch | None = None
@@ -124,13 +126,17 @@ class Diagnosis(L.Callback):
 
     def _keep(self, sample: Sample, trainer: L.Trainer) -> None:
         write_sample(sample, Path(trainer.default_root_dir))
-        self.samples.append(sample)
+        self.samples = [*self.samples, sample][-_KEPT:]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environment in which episodes are played again."""
         if self._replay is not None:
             self._replay.close()
             self._replay = None
+        if stage == "fit" and self.samples and not self._reported:
+            turns = sum(map(len, self.samples))
+            found = "Diagnosis: no mistake in the last %d samples, which have %d turns"
+            logging.getLogger("lrl").info(found, len(self.samples), turns)
 
     def _records(self, trainer: L.Trainer, module: Any, data: Any) -> bool:
         """Return whether the current collection is to be recorded by this process, and has not been trained on yet."""
@@ -153,12 +159,12 @@ def _logged(trainer: L.Trainer, name: str) -> float | None:
     return None if value is None else float(value)
 
 
-def rows_of(batch: TurnBatch) -> list[bytes]:
-    """Return all numbers of each turn as bytes."""
+def rows_of(batch: TurnBatch) -> list[int]:
+    """Return a hash of all numbers of each turn."""
     fields = [tensor for tensor in batch.fields().values() if isinstance(tensor, Tensor)]
     arrays = [_array(tensor.reshape(len(batch), -1)) for tensor in (*batch.inputs.values(), *fields)]
     flat = np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays], axis=1)
-    return [row.tobytes() for row in flat]
+    return [hash(row.tobytes()) for row in flat]
 
 
 def sample_of(
@@ -181,8 +187,9 @@ def sample_of(
         settings["validation_seeds"] = [held_out.seed, held_out.episodes]
     if isinstance(data.env, GymnasiumEnvs) and module.policy.response_format is not None:
         settings["invalid_penalty"] = data.env.invalid_penalty
-    known = data.batch.advantages[data.batch.response_mask].double()
-    settings["advantage_moments"] = [float(known.mean()), float(known.std())]
+    if not settings["weighted"] and module._trainer is not None and module.trainer.world_size == 1:
+        known = data.batch.advantages[data.batch.response_mask].double()
+        settings["advantage_moments"] = [float(known.mean()), float(known.std())]
     settings["minibatches"] = data.minibatches_per_collection
     return replace(sample, settings=settings), part
 
@@ -240,8 +247,8 @@ def take_sample(
         again: plays some episodes again; None plays none.
     """
     rollout, batch = rollout.to(torch.device("cpu")), batch.to("cpu")
-    chosen = _first_envs(rollout, limit)
-    number = torch.zeros_like(rollout.turn).masked_fill(rollout.active, 1).cumsum(0)  # placeholder shape (time, env)
+    chosen, by_index = _chosen_envs(rollout, limit)
+    number = torch.zeros_like(rollout.turn)
     number[rollout.active] = torch.arange(rollout.num_turns)
     times, columns = torch.nonzero(rollout.active & chosen, as_tuple=True)
     turns = number[times, columns]
@@ -253,6 +260,7 @@ def take_sample(
         "env": columns,
         "time": times,
         "group": rollout.group[columns],
+        "by_index": by_index[columns],
         "turn": rollout.turn[times, columns],
         "rewards": rollout.rewards[times, columns],
         "final_values": None if rollout.final_values is None else rollout.final_values[times, columns],
@@ -290,28 +298,35 @@ def take_sample(
         arrays={name: _array(tensor) for name, tensor in arrays.items() if tensor is not None},
     )
     if again is not None and "origin" in sample:
-        replayed, after = replay(sample, actions, again)
+        try:
+            replayed, after = replay(sample, actions, again)
+        except Exception as error:  # a second environment must not end the run
+            logging.getLogger("lrl").warning("episodes are not played again, because this failed: %s", error)
+            return sample, part_on_device
         replayed["replay_final_values"] = final_values_of(module.policy, sample, after)
         sample = replace(sample, arrays={**sample.arrays, **replayed})
     return sample, part_on_device
 
 
-def _first_envs(rollout: Rollout, limit: int) -> Tensor:
-    """Return the environments of the first groups that have at most ``limit`` turns together, bool ``(env,)``.
+def _chosen_envs(rollout: Rollout, limit: int) -> tuple[Tensor, Tensor]:
+    """Return the environments of a sample, and those of them that were chosen by their index, each bool ``(env,)``.
 
-    Groups in which an episode is cut before it terminates come first, because they show how it is bootstrapped.
+    The first groups have at most half of the turns, and at least one group is taken. Groups in which an episode is cut
+    before it terminates, which show how it is bootstrapped, and then the others, fill the rest.
     """
     groups, index = torch.unique(rollout.group, return_inverse=True)
     cuts, turns = (
         torch.zeros(len(groups), dtype=torch.long).index_add(0, index, counts)
         for counts in (rollout.cut.sum(0), rollout.lengths)
     )
-    order = torch.argsort(cuts == 0, stable=True)
+    first = turns.cumsum(0) <= limit // 2
+    first[0] = True
+    by_cuts = torch.argsort((cuts == 0).long(), stable=True)
+    order = torch.cat([torch.nonzero(first)[:, 0], by_cuts[~first[by_cuts]]])
     fits = turns[order].cumsum(0) <= limit
-    fits[0] = True
-    chosen = torch.zeros(len(groups), dtype=torch.bool)
+    chosen = first.clone()
     chosen[order[fits]] = True
-    return chosen[index]
+    return chosen[index], first[index]
 
 
 def _array(tensor: Tensor) -> np.ndarray:

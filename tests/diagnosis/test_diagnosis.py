@@ -14,7 +14,9 @@ import lrl.functional.advantages
 import lrl.training.collect
 import lrl.training.gradient_module
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.diagnosis.credit import _distance
 from lrl.diagnosis.metrics import diagnose, diagnose_metrics
+from lrl.diagnosis.sample import Sample
 from lrl.envs.native import NativeEnv
 from lrl.lm.decoding import DecodeLoop
 from lrl.lm.model import LanguageModel
@@ -230,3 +232,11 @@ def test_a_broken_sample_is_named(tmp_path):
     (tmp_path / "samples" / "000000.npz").write_bytes(b"not a zip file")
     with pytest.raises(ValueError, match=r"000000\.npz cannot be read"):
         diagnose(tmp_path)
+
+
+@pytest.mark.parametrize("recorded", [np.zeros(4), np.full(4, -0.3)])
+def test_constant_advantages_of_a_sample_are_not_wrong(recorded):
+    settings = {"algorithm": "REINFORCEPlusPlusModule"}
+    sample = Sample(collection=0, settings=settings, observations=(), responses=(), pieces=(), arrays={})
+    assert _distance(recorded, np.zeros(4), sample) == 0
+    assert _distance(np.arange(4.0), np.zeros(4), sample) == 2

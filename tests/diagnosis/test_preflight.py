@@ -278,3 +278,21 @@ def test_what_cannot_be_checked_is_an_error_of_one_sentence(options, error, caps
         main("lrl preflight", options)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(f"lrl preflight: {error}")
+
+
+def test_successful_episodes_must_have_the_larger_returns():
+    success, rewards = np.arange(20) % 2 == 0, np.where(np.arange(20) % 2 == 0, -1.0, 0.5)[None]
+    ones = np.ones((1, 20), dtype=bool)
+    played = Played(rewards=rewards, active=ones, states=ones.astype(int), cut=False, success=success)
+    assert [found.cause for found in baselines({"random": played})] == ["reward has the wrong sign"]
+    right = Played(rewards=-rewards, active=ones, states=ones.astype(int), cut=False, success=success)
+    assert not list(baselines({"random": right}))
+
+
+def test_a_step_that_is_too_large_is_a_warning():
+    before = np.full((50, 1), -1.0)
+    advantages = np.where(np.arange(50) % 2, 1.0, -1.0)[:, None]
+    fields = {"mask": np.ones((50, 1), dtype=bool), "advantages": advantages, "before": before, "sampled": before}
+    found = list(update(Update(**fields, after=before - 2 + advantages, moved=1.0)))
+    assert [(one.cause, one.severity) for one in found] == [("learning rate too high", "warning")]
+    assert not list(update(Update(**fields, after=before + 0.01 * advantages, moved=1.0)))
