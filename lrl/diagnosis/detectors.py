@@ -96,7 +96,7 @@ def _shifted(mask: np.ndarray) -> np.ndarray:
 def gradient_sign(sample: Sample) -> Iterator[Finding]:
     """Check that the loss raises the probability of tokens by their advantage, up to a factor and an offset."""
     known = sample["mask"] & np.isfinite(sample["advantages"])
-    push = -sample["gradients"]
+    push = -sample.arrays.get("surrogate", sample["gradients"])  # without the KL term, which may be larger
     if sample.settings.get("loss_normalisation") == "sequence":  # a token of a long response has a smaller weight
         push = push * sample["mask"].sum(1, keepdims=True)
     push, advantages = push[known], sample["advantages"][known]
@@ -107,7 +107,7 @@ def gradient_sign(sample: Sample) -> Iterator[Finding]:
         cause, remedy = "loss has the wrong sign", "compare the loss with the formula of the algorithm"
     elif correlation < 0.3:
         cause = "advantages do not determine the update"
-        remedy = "compare the loss with the formula of the algorithm; terms such as the KL penalty may be too large"
+        remedy = "compare the loss with the formula of the algorithm"
     elif sample.collection == 0 and _nonlinear(push, advantages) > (0.1 if sample.settings["half_precision"] else 0.01):
         cause = "tokens have wrong weights in the loss"
         remedy = "compare the sum over tokens with loss_normalisation: padding may be counted, or turns left out"
