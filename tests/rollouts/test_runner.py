@@ -113,10 +113,11 @@ def test_max_turns_truncates_episodes_that_have_not_terminated():
 
 
 def test_only_the_runner_steps_vectorised_environments():
-    """The exceptions are parameter search, which has no time for turns of text, and the diagnosis of the runner."""
+    """The exceptions are parameter search, which has no time for texts, and the replay that checks the runner."""
     package = Path(lrl.__file__).parent
-    stepping = {path for path in package.rglob("*.py") if "envs.step(" in path.read_text()}
-    others = {package / "search" / "rollouts.py", package / "training" / "diagnosis.py"}
+    calls = ("envs.step(", "_vector.step(")
+    stepping = {path for path in package.rglob("*.py") if any(call in path.read_text() for call in calls)}
+    others = {package / "search" / "rollouts.py", package / "training" / "replay.py"}
     assert stepping == {package / "rollouts" / "runner.py"} | others
 
 
