@@ -32,7 +32,7 @@ def advantages(sample: Sample) -> Iterator[Finding]:
         return
     expected = expected[mask]
     correct = _distance(recorded, expected, sample)
-    if correct < _EQUAL:
+    if correct < max(_EQUAL, _rounding(sample, expected)):
         return
     distances = {cause: _distance(recorded, values[mask], sample) for cause, values in estimates}
     cause = min(distances, key=lambda name: distances[name], default="")
@@ -101,6 +101,12 @@ def _distance(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> flo
             return 2.0
         expected = factor * expected + offset
     return float(np.abs(recorded - expected).max() / max(recorded.std(), np.abs(recorded - expected).std(), 1e-9))
+
+
+def _rounding(sample: Sample, expected: np.ndarray) -> float:
+    """Return the error of advantages in float32 as a share of their spread: they are differences of large values."""
+    values = np.abs(sample["values"][sample["mask"]]).max(initial=0.0) if "values" in sample else 0.0
+    return 1e-6 * float(values) / max(float(expected.std()), 1e-12)
 
 
 def _line(recorded: np.ndarray, expected: np.ndarray) -> tuple[float, float] | None:
