@@ -184,7 +184,7 @@ def repeated(first: Played, second: Played) -> Iterator[Finding]:
             time, episode = (int(place[0]) for place in np.nonzero(differs))
             what = {"states": "observation", "rewards": "reward", "active": "end of the episode"}[name]
             yield _finding(
-                "environment is not deterministic after a reset with a seed",
+                "environment is not deterministic",
                 f"with the same seed and the same actions, the {what} of turn {time} differs (episode {episode})",
                 "the environment must draw all random numbers from a generator that reset(seed=...) seeds, and reset "
                 "must restore its whole state",

@@ -101,9 +101,9 @@ def chosen_episodes(episodes: Sequence[dict[str, Any]]) -> Iterator[ShownEpisode
         for number, turn in enumerate(one["turns"])
         if turn.get("valid") is False
     )
-    chosen = [("Best of the last collection", best, len(best["turns"]) - 1)]
+    chosen = [("Best of the last recorded collection", best, len(best["turns"]) - 1)]
     if worst is not best:
-        chosen.append(("Worst of the last collection", worst, len(worst["turns"]) - 1))
+        chosen.append(("Worst of the last recorded collection", worst, len(worst["turns"]) - 1))
     for place, number in list(invalid)[:1]:
         chosen.append(("First invalid action", episodes[place], number))
     if change > 0:

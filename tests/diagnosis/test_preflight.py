@@ -132,7 +132,7 @@ def negated(old):
 
 MISTAKES = {
     "reward has the wrong sign": ("prompts", (QGapReward, "of_actions", negated)),
-    "environment is not deterministic after a reset with a seed": (
+    "environment is not deterministic": (
         "network",
         (NativeEnv, "reset", lambda old: lambda self, seed=None, options=None: old(self, options=options)),
     ),
