@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from lrl.policies.text import TextPolicy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
-from lrl.training.replay import Replay, replay
+from lrl.training.replay import Replay, final_values_of, replay
 from lrl.types import Evaluation, Rollout, TurnBatch
 
 _FIRST = 3
@@ -35,8 +35,6 @@ _KEPT = 20
 """Number of samples that are held in memory."""
 _PLAIN_TURNS = 8
 """Maximum number of turns whose log-probabilities are computed again."""
-_VALUES = 16
-"""Maximum number of states after a cut whose values are computed again."""
 _SETTINGS = (
     "credit",
     "advantage_scale",
@@ -466,22 +464,6 @@ def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
                     whole[some.cpu()] = computed.double().cpu()
                     out[name] = whole
     return {"evaluated": out["logprobs"], "entropy": out["entropy"], "evaluated_values": out["values"]}
-
-
-def final_values_of(policy: Policy, sample: Sample, after: Mapping[int, Any]) -> np.ndarray:
-    """Return the values of the states after turns that are cut, ``(turn,)``; NaN where they are not computed.
-
-    Args:
-        policy: policy whose weights have not changed since the turns were sampled.
-        sample: the turns.
-        after: observation after each turn that was played again.
-    """
-    out = np.full(len(sample), np.nan)
-    cut = [int(turn) for turn in np.flatnonzero(sample["cut"]) if int(turn) in after][:_VALUES]
-    prompt = getattr(policy, "prompt", None)
-    if cut and policy.has_critic and not (prompt is not None and prompt.history):
-        out[cut] = policy.state_values([after[turn] for turn in cut], [()] * len(cut)).double().cpu().numpy()
-    return out
 
 
 @torch.no_grad()

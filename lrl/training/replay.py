@@ -6,7 +6,7 @@ wrappers add, such as the penalty of an invalid response, is written here a seco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,12 +17,15 @@ from gymnasium.utils import seeding
 from lrl.codecs.codec import InvalidActionError, clip_to_space
 from lrl.diagnosis.sample import Sample
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.policies.policy import Policy
 from lrl.prompts import get_response_format
 
 _EPISODES = 32
 """Maximum number of episodes that are played again."""
 _REPEATED = 2
 """Number of these episodes that are played twice, to see whether the environment is deterministic."""
+_VALUES = 16
+"""Maximum number of states after a cut whose values are computed again."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,22 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
                 out[f"replay_{name}"][turn] = float(value)
             after[turn] = outcome.after
     return out, after
+
+
+def final_values_of(policy: Policy, sample: Sample, after: Mapping[int, Any]) -> np.ndarray:
+    """Return the values of the states after turns that are cut, ``(turn,)``; NaN where they are not computed.
+
+    Args:
+        policy: policy whose weights have not changed since the turns were sampled.
+        sample: the turns.
+        after: observation after each turn that was played again.
+    """
+    out = np.full(len(sample), np.nan)
+    cut = [int(turn) for turn in np.flatnonzero(sample["cut"]) if int(turn) in after][:_VALUES]
+    prompt = getattr(policy, "prompt", None)
+    if cut and policy.has_critic and not (prompt is not None and prompt.history):
+        out[cut] = policy.state_values([after[turn] for turn in cut], [()] * len(cut)).double().cpu().numpy()
+    return out
 
 
 def _equal(one: Outcome, other: Outcome) -> bool:
