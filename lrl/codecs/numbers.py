@@ -173,7 +173,11 @@ class BinCodec(NumberCodec):
         for text in texts:
             if not _BIN.fullmatch(text):
                 raise InvalidActionError(f"{text[:20]!r} is not an integer from 0 to {NUM_BINS - 1}")
-        weight = np.array([int(text) for text in texts]) / (NUM_BINS - 1)
+        bins = np.array([int(text) for text in texts], dtype=np.int64)
+        if self._integer:  # a sum of integers is exact, also where float64 has no fractions
+            offset = np.rint((self.high - self.low) * bins / (NUM_BINS - 1))
+            return np.where(bins == NUM_BINS - 1, self.high, np.minimum(self.low + offset, self.high))
+        weight = bins / (NUM_BINS - 1)
         return self.low * (1 - weight) + self.high * weight
 
 

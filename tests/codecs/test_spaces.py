@@ -81,6 +81,12 @@ def test_bins_of_integer_boxes_with_up_to_a_thousand_values_are_exact(pair):
     assert round_trip(*pair, INTEGERS) == int(pair[1][0])
 
 
+def test_bins_of_integers_near_the_limit_of_float64_are_exact():
+    low = 6158385104122268
+    space = spaces.Box(np.array([low]), np.array([low + 549]), dtype=np.int64)
+    assert all(round_trip(space, np.array([low + step]), INTEGERS) == low + step for step in range(550))
+
+
 @settings(deadline=None)
 @given(integer_boxes())
 def test_bins_of_wider_integer_boxes_are_exact_to_half_a_bin_and_at_the_bounds(pair):
