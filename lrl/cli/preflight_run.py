@@ -40,9 +40,9 @@ from lrl.envs.text import text_of
 from lrl.policies.actor import Actor
 from lrl.policies.baselines import RandomActor, baseline_actors
 from lrl.rollouts.runner import EnvRunner, observation_key
-from lrl.training.diagnosis import demonstrated_sample, evaluated, sample_of
 from lrl.training.gradient_module import GradientModule
 from lrl.training.replay import Replay
+from lrl.training.samples import demonstrated_sample, evaluated, sample_of
 from lrl.types import History, RandomKeys, Rollout, TurnBatch
 
 EPISODE_DETECTORS = (*EPISODES, constant_rewards)

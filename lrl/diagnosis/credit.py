@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +14,9 @@ _EQUAL = 1e-3
 """Relative difference up to which recorded and recomputed advantages count as equal."""
 _FITTED = 1e-2
 """Relative difference up to which advantages count as those of rewards of another scale."""
+
+_DISCOUNTS = (0.0, 0.5, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
+"""Values of gamma and gae_lambda that are tried."""
 
 Estimates = Iterator[tuple[str, np.ndarray]]
 """Advantages ``(turn, token)`` of the configured estimator, and then of mistakes, with their causes."""
@@ -34,13 +38,13 @@ def advantages(sample: Sample) -> Iterator[Finding]:
     correct = _distance(recorded, expected, sample)
     if correct < max(_EQUAL, _rounding(sample, expected)):
         return
-    distances = {cause: _distance(recorded, values[mask], sample) for cause, values in estimates}
-    cause = min(distances, key=lambda name: distances[name], default="")
-    explained = bool(cause) and distances[cause] < _EQUAL
+    other = [(cause, values[mask]) for cause, values in estimates]
+    distances = [(_distance(recorded, values, sample), name) for name, values in other]
+    distance, cause = min(distances, key=lambda known: known[0], default=(2.0, ""))
     where, why = np.argwhere(mask)[0], ""
-    if explained:
-        why = f", and are those of this mistake up to {distances[cause]:.1g}"
-    elif (scale := _reward_scale(recorded, sample)) is not None:
+    if distance < _EQUAL:
+        why = f", and are those of this mistake up to {distance:.1g}"
+    elif (scale := _reward_scale(recorded, sample)) is not None and abs(scale - 1) > _FITTED:
         cause = "reward has the wrong sign" if scale < 0 else "reward has the wrong scale"
         why = f", and are those of rewards multiplied by {scale:.3g}"
     elif (line := _line(recorded, expected)) is not None:
@@ -48,6 +52,11 @@ def advantages(sample: Sample) -> Iterator[Finding]:
             "advantages have an offset" if abs(line[1]) > _EQUAL * recorded.std() else "advantages are scaled wrongly"
         )
         why = f", and are {line[0]:.3g} times these plus {line[1]:.3g}"
+    elif np.allclose(recorded, np.clip(expected, recorded.min(), recorded.max()), atol=_EQUAL * recorded.std()):
+        cause, why = "advantages are clipped", f", and are these between {recorded.min():.3g} and {recorded.max():.3g}"
+    else:
+        cause = next((name for name, values in other if _line(recorded, values) is not None), "")
+        why = ", and are those of this mistake up to a factor and an offset" if cause else ""
     yield Finding(
         cause=cause if why else "wrong advantages",
         evidence=f"advantages differ from those of the configured estimator by {correct:.2g} of their spread{why} "
@@ -147,7 +156,7 @@ def ppo_credit(
     reward_scale: float = 1.0,
     kl_scale: float = 1.0,
     across_ends: bool = False,
-    no_bootstrap: bool = False,
+    no_bootstrap: Literal["nowhere", "everywhere", "truncated", "unfinished"] = "nowhere",
     bootstrap_terminal: bool = False,
     shifted: bool = False,
 ) -> _Credit:
@@ -161,7 +170,7 @@ def ppo_credit(
         reward_scale: factor of the rewards.
         kl_scale: factor of the KL penalty in the rewards.
         across_ends: a mistake that adds rewards of the next episode.
-        no_bootstrap: a mistake that uses no value where an episode is truncated or goes on.
+        no_bootstrap: a mistake that uses no value where an episode is truncated or unfinished.
         bootstrap_terminal: a mistake that uses the value of the next episode after a terminal state.
         shifted: a mistake that uses the reward of the previous turn.
     """
@@ -194,7 +203,9 @@ def ppo_credit(
             elif ended:
                 value = target = carry = 0.0
             elif cut:
-                value = target = 0.0 if no_bootstrap else float(sample["final_values"][turn])
+                kind_of_cut = "truncated" if sample["truncated"][turn] else "unfinished"
+                without = no_bootstrap in ("everywhere", kind_of_cut)
+                value = target = 0.0 if without else float(sample["final_values"][turn])
                 carry = 0.0
             else:
                 value, target, carry = follow_value, follow_return, follow_advantage
@@ -222,26 +233,33 @@ def ppo_credit(
 
 
 def _ppo(sample: Sample) -> Estimates:
-    mistakes: Mapping[str, Mapping[str, Any]] = {
-        "correct": {},
-        "advantages leak across episodes": {"across_ends": True},
-        "truncation treated as termination": {"no_bootstrap": True},
-        "termination treated as truncation": {"bootstrap_terminal": True},
-        "reward has the wrong sign": {"reward_scale": -1.0},
-        "rewards are shifted by one turn": {"shifted": True},
-        "rewards are not discounted": {"gamma": 1.0},
-        "only the next reward counts": {"gamma": 0.0},
-        "gae_lambda is ignored": {"lam": 1.0},
-        "gae_lambda is 0": {"lam": 0.0},
-        "token_lambda is ignored": {"token_lambda": 1.0},
-        "KL penalty is missing": {"kl_scale": 0.0},
-        "KL penalty has the wrong sign": {"kl_scale": -1.0},
-    }
-    for cause, mistake in mistakes.items():
+    mistakes: list[tuple[str, dict[str, Any]]] = [
+        ("correct", {}),
+        ("advantages leak across episodes", {"across_ends": True}),
+        ("truncation treated as termination", {"no_bootstrap": "everywhere"}),
+        ("truncation treated as termination", {"no_bootstrap": "truncated"}),
+        ("end of the collection treated as termination", {"no_bootstrap": "unfinished"}),
+        ("termination treated as truncation", {"bootstrap_terminal": True}),
+        ("reward has the wrong sign", {"reward_scale": -1.0}),
+        ("rewards are shifted by one turn", {"shifted": True}),
+        ("rewards are not discounted", {"gamma": 1.0}),
+        ("only the next reward counts", {"gamma": 0.0}),
+        ("gae_lambda is ignored", {"lam": 1.0}),
+        ("gae_lambda is 0", {"lam": 0.0}),
+        ("token_lambda is ignored", {"token_lambda": 1.0}),
+        ("KL penalty is missing", {"kl_scale": 0.0}),
+        ("KL penalty has the wrong sign", {"kl_scale": -1.0}),
+    ]
+    for cause, mistake in mistakes:
         yield cause, ppo_credit(sample, **mistake)[0]
     correct = ppo_credit(sample)[0]
     yield "advantages are returns without baseline", correct + sample["values"]
     yield "advantages are negated", -correct
+    yield "negative advantages are missing", np.maximum(correct, 0.0)
+    configured = sample.settings["credit"]["gamma"], sample.settings["credit"]["gae_lambda"]
+    for gamma, lam in product(_DISCOUNTS, _DISCOUNTS):
+        if (gamma, lam) != configured:
+            yield "another gamma or gae_lambda is used", ppo_credit(sample, gamma=gamma, lam=lam)[0]
 
 
 def _reinforce(sample: Sample) -> Estimates:

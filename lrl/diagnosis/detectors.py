@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from lrl.diagnosis.credit import CREDIT_DETECTORS
-from lrl.diagnosis.episodes import EPISODE_DETECTORS, success_and_return
+from lrl.diagnosis.episodes import EPISODE_DETECTORS, new_episodes, success_and_return
 from lrl.diagnosis.losses import LOSS_DETECTORS
 from lrl.diagnosis.sample import Finding, Sample
 
@@ -193,6 +193,24 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
             return
 
 
+def recorded_entropy(sample: Sample) -> Iterator[Finding]:
+    """Compare the entropies of training with those of a separate forward pass."""
+    if "plain_entropy" not in sample or "entropy" not in sample:
+        return
+    known = response_mask(sample) & sample["mask"] & np.isfinite(sample["plain_entropy"])
+    difference = np.where(known, np.abs(sample["entropy"] - np.nan_to_num(sample["plain_entropy"])), 0.0)
+    if difference.max(initial=0.0) > _tolerance(sample):
+        turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
+        yield Finding(
+            cause="entropy is not that of the policy",
+            evidence=f"in training the entropy of a token is {sample['entropy'][turn, token]:.4f}, in a separate "
+            f"forward pass {sample['plain_entropy'][turn, token]:.4f} ({sample.place(turn, token)})",
+            remedy="compare the formula of the entropy, and the logits and the temperature from which it is computed",
+            confidence=0.9,
+            collection=sample.collection,
+        )
+
+
 def recorded_values(sample: Sample) -> Iterator[Finding]:
     """Compare recorded values with those that training computes, and those after a cut with those of the next state."""
     if sample.settings.get("fits_critic"):  # which changed it after it gave the recorded values
@@ -294,6 +312,7 @@ DETECTORS: tuple[SampleDetector, ...] = (
     *EPISODE_DETECTORS,
     trained_tokens,
     recorded_logprobs,
+    recorded_entropy,
     recorded_values,
     reference,
     *CREDIT_DETECTORS,
@@ -302,5 +321,5 @@ DETECTORS: tuple[SampleDetector, ...] = (
     *LOSS_DETECTORS,
 )
 """Detectors that use one sample, in the order in which numbers are computed: the first finding is nearest the cause."""
-SERIES_DETECTORS = (sampled_distribution, reference_moves, success_and_return)
+SERIES_DETECTORS = (sampled_distribution, reference_moves, success_and_return, new_episodes)
 """Detectors that use all samples of a run."""

@@ -37,18 +37,30 @@ def replayed(sample: Sample) -> Iterator[Finding]:
         )
         return
     legal, counted = (sample.arrays.get(name, np.ones(len(sample))) for name in ("replay_valid", "valid"))
-    executed = known & (legal == 0) & (counted == 1)
-    if executed.any():
-        turn = int(executed.argmax())
-        yield Finding(
-            cause="invalid responses are executed",
-            evidence=f"the response {_short(sample.responses[turn])} contains no legal action, but counts as valid, in "
-            f"{int(executed.sum())} of {int(known.sum())} turns ({sample.place(turn)})",
-            remedy="an environment must not be stepped with a response that contains no legal action",
-            confidence=1.0,
-            collection=sample.collection,
-        )
-        return
+    kinds = {
+        "invalid responses are executed": (
+            known & (legal == 0) & (counted == 1),
+            "contains no legal action, but counts as valid",
+            "an environment must not be stepped with a response that contains no legal action",
+        ),
+        "legal responses are rejected": (
+            known & (legal == 1) & (counted == 0),
+            "contains a legal action, but counts as invalid",
+            "compare how the action is extracted from a response",
+        ),
+    }
+    for cause, (wrong, what, remedy) in kinds.items():
+        if wrong.any():
+            turn = int(wrong.argmax())
+            yield Finding(
+                cause=cause,
+                evidence=f"the response {_short(sample.responses[turn])} {what}, in {int(wrong.sum())} of "
+                f"{int(known.sum())} turns ({sample.place(turn)})",
+                remedy=remedy,
+                confidence=1.0,
+                collection=sample.collection,
+            )
+            return
     yield from _replayed_rewards(sample, known)
     yield from _replayed_ends(sample, known)
     wrong = np.flatnonzero(known & (sample["replay_observed"] == 0))
@@ -240,6 +252,18 @@ def invalid_responses(sample: Sample) -> Iterator[Finding]:
             confidence=0.9,
             collection=sample.collection,
         )
+    nameless = ~invalid & ~sample["names_action"] if "names_action" in sample else invalid & False
+    if nameless.any():
+        turn = int(nameless.argmax())
+        yield Finding(
+            cause="invalid responses are executed",
+            evidence=f"the response {_short(sample.responses[turn])} contains the name of no action, but counts as "
+            f"valid, in {int(nameless.sum())} of {len(sample)} turns ({sample.place(turn)})",
+            remedy="a response without a legal action must count as invalid",
+            confidence=1.0,
+            collection=sample.collection,
+        )
+        return
     yield from _moved_by_invalid(sample, invalid)
 
 
@@ -296,6 +320,49 @@ def success_and_return(samples: Sequence[Sample]) -> Iterator[Finding]:
         return
 
 
+def rewards_of_states(sample: Sample) -> Iterator[Finding]:
+    """Compare the rewards of responses to the same observation, in episodes of one turn."""
+    if "success" not in sample or not sample["terminated"].all() or not all(sample.observations):
+        return
+    rewards, success = sample["rewards"], sample["success"] == 1
+    valid = sample["valid"] == 1 if "valid" in sample else np.ones(len(sample), dtype=bool)
+    worse, states = 0, np.array(sample.observations)
+    for state in np.unique(states):
+        good, bad = (states == state) & success, (states == state) & ~success & valid
+        worse += bool(good.any() and bad.any() and rewards[bad].max() > rewards[good].min() + 1e-6)
+    if worse:
+        yield Finding(
+            cause="rewards prefer failures",
+            evidence=f"in {worse} of {len(np.unique(states))} states a response without success has a larger reward "
+            f"than one with success (collection {sample.collection})",
+            remedy="compare the reward function with the definition of success",
+            confidence=0.6,
+            collection=sample.collection,
+            severity="warning",
+        )
+
+
+def new_episodes(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """Check that each collection has episodes of its own."""
+    first: dict[tuple[int, ...], int] = {}
+    for sample in samples:
+        if "origin" not in sample:
+            return
+        starts = {(seed, noise) for seed, _, noise in sample["origin"][sample["turn"] == 0].tolist()}
+        again = [start for start in starts if first.get(start, sample.collection) != sample.collection]
+        if len(again) > max(_LEAKED_SHARE * len(starts), 1):
+            yield Finding(
+                cause="the same episodes are played again",
+                evidence=f"{len(again)} of {len(starts)} episodes of collection {sample.collection} have the seeds of "
+                f"earlier ones, such as those of collection {first[again[0]]}",
+                remedy="the seeds of an episode must depend on the collection",
+                confidence=0.95,
+                collection=sample.collection,
+            )
+            return
+        first.update(dict.fromkeys(starts - first.keys(), sample.collection))
+
+
 def held_out_seeds(sample: Sample) -> Iterator[Finding]:
     """Check that training episodes do not have the seeds of held-out episodes."""
     held_out = sample.settings.get("validation_seeds")
@@ -314,5 +381,27 @@ def held_out_seeds(sample: Sample) -> Iterator[Finding]:
         )
 
 
-EPISODE_DETECTORS = (replayed, order_of_turns, prompts, groups, invalid_responses, held_out_seeds)
+def missing_turns(sample: Sample) -> Iterator[Finding]:
+    """Check that all turns that were played are trained on."""
+    missing = sample.settings.get("missing_turns")
+    if missing:
+        yield Finding(
+            cause="turns are left out of training",
+            evidence=f"{missing} turns of collection {sample.collection} were played, but are not in its batch",
+            remedy="invalid responses and unfinished episodes must be trained on as well",
+            confidence=0.95,
+            collection=sample.collection,
+        )
+
+
+EPISODE_DETECTORS = (
+    replayed,
+    order_of_turns,
+    prompts,
+    groups,
+    invalid_responses,
+    rewards_of_states,
+    held_out_seeds,
+    missing_turns,
+)
 """Detectors that use one sample."""

@@ -12,6 +12,12 @@ from lrl.diagnosis.sample import Finding, Sample
 PROBE = 1.0
 """Change of the log-probability of all tokens at which the gradient of the loss is computed, in nats: beyond the range
 in which ratios are not clipped."""
+REFERENCE_PROBE = 0.5
+"""Excess over the log-probabilities of the reference where the gradient of the KL term is computed, in nats."""
+_FIRST = 3
+"""Number of collections at the start of a run that are always recorded."""
+_SMALL_UPDATE = 2e-3
+"""Mean change of a log-probability by the updates of each of the first collections, in nats, that is too small."""
 _UNCHANGED = 1e-6
 """Mean change of a log-probability up to which it is rounding, in nats."""
 _LARGE_UPDATE = 0.5
@@ -60,7 +66,12 @@ def surrogate(sample: Sample) -> Iterator[Finding]:
 
 
 def terms(sample: Sample) -> Iterator[Finding]:
-    """Check the signs of the entropy bonus, of the KL term and of the value loss."""
+    """Check the signs of the entropy bonus, of the KL term and of the value loss, and if they are right, the sizes."""
+    wrong = list(_signs(sample))
+    yield from wrong or _sizes(sample)
+
+
+def _signs(sample: Sample) -> Iterator[Finding]:
     mask, settings = sample["mask"], sample.settings
     push = sample["entropy_gradients"][mask] if "entropy_gradients" in sample else np.zeros(0)
     if push.size and settings.get("ent_coef"):
@@ -83,6 +94,45 @@ def terms(sample: Sample) -> Iterator[Finding]:
             yield _term(sample, "critic is not trained", "the loss does not depend on the values", "model.vf_coef")
         elif some.any() and (push[some] * error[some] < 0).mean() > 0.5:
             yield _term(sample, "value loss has the wrong sign", "it moves values away from returns", "model.vf_coef")
+
+
+def _sizes(sample: Sample) -> Iterator[Finding]:
+    """Compare the gradients of the terms of the loss with those of the formula, as multiples of the token's weight."""
+    settings, advantages = sample.settings, sample["advantages"]
+    known = sample["mask"] & np.isfinite(advantages)
+    known &= np.abs(advantages) > 1e-3 * np.abs(advantages[known]).max(initial=0.0)
+    if "surrogate" not in sample or not known.any():
+        return
+    weights = -sample["surrogate"][known] / advantages[known]
+    if not (weights > 0).all():
+        return  # another mistake
+    kl = settings.get("kl") or {}
+    terms = {  # cause, option, gradient, and gradient of the formula for a token of weight 1
+        "entropy bonus": ("model.ent_coef", "entropy_gradients", -(settings.get("ent_coef") or 0.0)),
+        "KL term": ("model.kl.coef", "kl_gradients", kl.get("coef", 0.0) * (1 - math.exp(-REFERENCE_PROBE))),
+        "KL term to the sampling policy": ("model.kl.old_coef", "offset_gradients", -kl.get("old_coef", 0.0)),
+    }
+    if settings["algorithm"] != "GRPOModule":
+        terms.pop("KL term")
+    if "values" in sample and "returns" in sample and settings.get("vf_coef") and not settings.get("fits_critic"):
+        errors = (sample["values"] - sample["returns"])[known]
+        terms["value loss"] = ("model.vf_coef", "value_gradients", settings["vf_coef"] * errors)
+    for name, (option, gradient, of_formula) in terms.items():
+        if gradient not in sample:
+            continue
+        found, expected = sample[gradient][known], of_formula * weights
+        size = np.abs(expected).max(initial=0.0)
+        if np.abs(found - expected).max() > 0.02 * max(float(size), 1e-3 * float(weights.max())):
+            factor = float(found @ expected) / float(expected @ expected) if size else math.inf
+            yield Finding(
+                cause=f"{name} has the wrong size",
+                evidence=f"the gradient of the {name} is {factor:.3g} times that of the formula with the configured "
+                f"{option}, relative to the surrogate (collection {sample.collection})",
+                remedy="compare the loss with the formula of the algorithm, and its coefficient with the configuration",
+                confidence=0.9,
+                collection=sample.collection,
+            )
+            return
 
 
 def _term(sample: Sample, cause: str, what: str, name: str) -> Finding:
@@ -108,6 +158,7 @@ def update(sample: Sample) -> Iterator[Finding]:
             confidence=1.0,
             collection=sample.collection,
         )
+    yield from _completeness(sample)
     known = sample["mask"] & np.isfinite(sample["moved"]) & (sample["advantages"] != 0)
     moved, advantages = sample["moved"][known], sample["advantages"][known]
     if len(moved) < 30 or advantages.std() < 1e-12:
@@ -130,6 +181,16 @@ def update(sample: Sample) -> Iterator[Finding]:
             remedy="compare the weights that the optimiser gets, the gradients, and the learning rate and its "
             "schedule (train/lr)",
             confidence=0.7,
+            collection=sample.collection,
+            severity="warning",
+        )
+    elif np.abs(moved).mean() < _SMALL_UPDATE and 0 < sample.collection < _FIRST:
+        yield Finding(
+            cause="learning rate too low",
+            evidence=f"the updates of collection {sample.collection} change log-probabilities by only "
+            f"{np.abs(moved).mean():.2g} nats",
+            remedy="a larger optimizer.lr, or more data.num_epochs or data.num_minibatches",
+            confidence=0.5,
             collection=sample.collection,
             severity="warning",
         )
@@ -156,6 +217,42 @@ def update(sample: Sample) -> Iterator[Finding]:
             confidence=0.85 if correlation < -0.3 else 0.6,
             collection=sample.collection,
         )
+
+
+def _completeness(sample: Sample) -> Iterator[Finding]:
+    """Check that all turns and all weights are trained, with the learning rate of the schedule."""
+    settings, collection = sample.settings, sample.collection
+    if settings.get("untrained_turns"):
+        yield Finding(
+            cause="turns are not trained on equally often",
+            evidence=f"{settings['untrained_turns']} turns are missing in the minibatches of collection {collection}",
+            remedy="each pass over a collection must contain each turn once",
+            confidence=0.95,
+            collection=collection,
+        )
+    unchanged, count = settings.get("unchanged_weights", []), settings.get("num_weights", 0)
+    if 0 < len(unchanged) < count and (sample["advantages"][sample["mask"]] != 0).any():
+        of_critic = all("value" in name or "critic" in name for name in unchanged)
+        yield Finding(
+            cause="critic is not trained" if of_critic else "some weights are not trained",
+            evidence=f"the updates of collection {collection} change {count - len(unchanged)} of {count} weights, and "
+            f"not {', '.join(unchanged[:3])}" + (", ..." if len(unchanged) > 3 else ""),
+            remedy="compare the weights that the optimiser gets, and whether the loss depends on them",
+            confidence=0.8,
+            collection=collection,
+        )
+    if "learning_rates" in settings:
+        actual, scheduled, configured = settings["learning_rates"]
+        if abs(actual - scheduled) > 0.02 * configured:
+            yield Finding(
+                cause="learning rate does not follow its schedule",
+                evidence=f"after collection {collection} it is {actual:.3g}, and {scheduled:.3g} according to "
+                "model.optimizer",
+                remedy="compare the number of optimiser steps of the run with the length of the schedule, and how "
+                "often the schedule advances",
+                confidence=0.95,
+                collection=collection,
+            )
 
 
 LOSS_DETECTORS = (surrogate, terms, update)

@@ -72,13 +72,15 @@ class Sample:
     - derivatives of the loss with respect to the log-probability of a token without the entropy bonus and the KL term:
       ``surrogate`` at ratio 1, ``surrogate_above`` and ``surrogate_below`` with the log-probabilities of all tokens
       changed by :data:`lrl.diagnosis.losses.PROBE`; of the KL term, ``kl_gradients``, where the reference is less
-      probable; with respect to entropy and value, ``entropy_gradients`` and ``value_gradients``;
+      probable by :data:`lrl.diagnosis.losses.REFERENCE_PROBE`; of what depends on neither advantages nor the reference,
+      ``offset_gradients``; with respect to entropy and value, ``entropy_gradients`` and ``value_gradients``;
     - ``moved``, how much the updates of the collection changed the log-probability of a token;
-    - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, and ``decoded``,
-      whether the response is the text of the sampled tokens;
+    - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, ``decoded``,
+      whether the response is the text of the sampled tokens, and ``names_action``, whether it contains the name of any
+      action;
     - ``evaluated``, ``entropy`` and ``evaluated_values``: log-probabilities, entropies and values that training
       computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
-      ``plain_logprobs``, log-probabilities by a separate forward pass for each turn.
+      ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn.
     """
 
     def __getitem__(self, name: str) -> np.ndarray:

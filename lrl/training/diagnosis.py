@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass, replace
+import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import torch
-from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.detectors import SERIES_DETECTORS, diagnose_samples
-from lrl.diagnosis.losses import PROBE, update
+from lrl.diagnosis.losses import update
 from lrl.diagnosis.metrics import diagnose_metrics, read_columns
 from lrl.diagnosis.sample import Finding, Sample, write_sample
-from lrl.envs.factory import GymnasiumEnvs
 from lrl.functional.distributed import shards_parameters
 from lrl.lm.forward import without_gradient
-from lrl.policies.policy import Policy
-from lrl.policies.text import TextPolicy
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
-from lrl.training.replay import Replay, final_values_of, replay
-from lrl.types import Evaluation, Rollout, TurnBatch
+from lrl.training.optimizer import OptimizerConfig
+from lrl.training.replay import Replay
+from lrl.training.samples import array_of, rows_of, sample_of
+from lrl.types import TurnBatch
 
 _FIRST = 3
 """Number of collections at the start of a run that are always recorded."""
 _KEPT = 20
 """Number of samples that are held in memory."""
-_PLAIN_TURNS = 8
-"""Maximum number of turns whose log-probabilities are computed again."""
-_SETTINGS = (
-    "credit",
-    "advantage_scale",
-    "loss_normalisation",
-    "kl",
-    "kl_coef",
-    "ent_coef",
-    "vf_coef",
-    "group_baseline",
-)
 
 
 @register
@@ -68,10 +54,12 @@ class Diagnosis(L.Callback):
         """The samples of this process, the latest last."""
         self._reported: set[str] = set()
         self._replay: Replay | None = None
-        self._rows: set[int] = set()
+        self._rows = Counter[int]()
         """Hashes of all turns of the latest sample's collection, while it is trained on."""
-        self._wrong_rows = 0
-        """Turns of the minibatches of the latest sample's collection that are not in the collection."""
+        self._trained = Counter[int]()
+        """Hashes of the turns of its minibatches so far."""
+        self._weights: dict[str, float] = {}
+        """Checksum of each trained weight before the updates of the latest sample's collection."""
         self._part: TurnBatch | None = None
         """Turns of the latest sample until the updates of its collection are finished."""
 
@@ -81,7 +69,7 @@ class Diagnosis(L.Callback):
         """Record the collection before its first optimiser step."""
         data: Any = getattr(trainer, "datamodule", None)
         if self._part is not None and isinstance(data, RolloutDataModule):
-            self._wrong_rows += sum(row not in self._rows for row in rows_of(batch))
+            self._trained.update(rows_of(batch))
         if not self._records(trainer, pl_module, data):
             return
         assert isinstance(pl_module, GradientModule)
@@ -90,8 +78,8 @@ class Diagnosis(L.Callback):
         with trainer.precision_plugin.forward_context():
             sample, self._part = sample_of(pl_module, data, self.turns, self._replay)
         assert data.batch is not None
-        self._rows = set(rows_of(data.batch))
-        self._wrong_rows = sum(row not in self._rows for row in rows_of(batch))
+        self._rows, self._trained = Counter(rows_of(data.batch)), Counter(rows_of(batch))
+        self._weights = _checksums(pl_module)
         self._keep(sample, trainer)
         found = diagnose_samples([sample])
         for of_all in SERIES_DETECTORS:
@@ -109,18 +97,39 @@ class Diagnosis(L.Callback):
             logprobs = torch.zeros_like(self._part.old_logprobs)
             for some in passes:
                 logprobs[some] = pl_module.policy.evaluate(self._part[some]).logprobs
-        moved = _array(logprobs - self._part.old_logprobs)
+        moved = array_of(logprobs - self._part.old_logprobs)
         sample = self.samples.pop()
-        of_updates = {"mixed_turns": self._wrong_rows, "largest_ratio_error": _logged(trainer, "train/ratio_error_max")}
-        sample = replace(sample, settings={**sample.settings, **of_updates})
+        sample = replace(sample, settings={**sample.settings, **self._of_updates(trainer, pl_module)})
         sample = replace(sample, arrays={**sample.arrays, "moved": moved})
         self._keep(sample, trainer)
-        self._part, self._rows = None, set()
+        self._part = None
         for finding in [
             *update(sample),
             *diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")),
         ]:
             self._report(finding)
+
+    def _of_updates(self, trainer: L.Trainer, module: GradientModule) -> dict[str, Any]:
+        """Return settings that are known after the updates of a collection; see :class:`Sample`."""
+        data: Any = module.run_data
+        expected = Counter({row: count * data.num_epochs for row, count in self._rows.items()})
+        out: dict[str, Any] = {
+            "mixed_turns": sum(count for row, count in self._trained.items() if row not in self._rows),
+            "largest_ratio_error": module.recorded_maximum("train/ratio_error_max"),
+        }
+        whole = trainer.max_steps in (-1, None) and not trainer.should_stop and trainer.limit_train_batches == 1.0
+        if whole and not out["mixed_turns"]:
+            out["untrained_turns"] = sum((expected - self._trained).values())
+        after = _checksums(module)
+        out["unchanged_weights"] = [name for name, value in self._weights.items() if after[name] == value]
+        out["num_weights"] = len(after)
+        if whole and data.max_env_steps is None and (trainer.max_epochs or -1) > 0:
+            of_collection = -(-data.minibatches_per_collection // trainer.accumulate_grad_batches)
+            steps = (of_collection * count for count in (data.collection + 1, trainer.max_epochs or 1))
+            scheduled = scheduled_rate(module.optimizer, *steps)
+            if scheduled is not None:
+                out["learning_rates"] = [trainer.optimizers[0].param_groups[0]["lr"], scheduled, module.optimizer.lr]
+        return out
 
     def _keep(self, sample: Sample, trainer: L.Trainer) -> None:
         write_sample(sample, Path(trainer.default_root_dir))
@@ -151,344 +160,27 @@ class Diagnosis(L.Callback):
             logging.getLogger("lrl").warning("%s: %s; %s", finding.cause, finding.evidence, finding.remedy)
 
 
-def _logged(trainer: L.Trainer, name: str) -> float | None:
-    """Return the last logged value of a metric; None if there is none."""
-    value = trainer.callback_metrics.get(name)
-    return None if value is None else float(value)
+def scheduled_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float | None:
+    """Return the learning rate after some optimiser steps; None if it does not follow from the configuration.
 
-
-def rows_of(batch: TurnBatch) -> list[int]:
-    """Return a hash of all numbers of each turn."""
-    fields = [tensor for tensor in batch.fields().values() if isinstance(tensor, Tensor)]
-    arrays = [_array(tensor.reshape(len(batch), -1)) for tensor in (*batch.inputs.values(), *fields)]
-    flat = np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays], axis=1)
-    return [hash(row.tobytes()) for row in flat]
-
-
-def sample_of(
-    module: GradientModule, data: RolloutDataModule, limit: int, again: Replay | None
-) -> tuple[Sample, TurnBatch]:
-    """Return a sample of the current collection with the settings of the run, and its turns; see :func:`take_sample`.
+    This is a second implementation of :func:`lrl.training.optimizer.learning_rate_factor`, with which it is compared.
 
     Args:
-        module: module that is trained, before the first optimiser step on the collection.
-        data: data module with the collection.
-        limit: maximum number of turns; more if the first group has more.
-        again: plays some episodes again; None plays none.
+        optimizer: configuration of the optimiser.
+        step: number of steps so far.
+        steps: number of steps of the whole run.
     """
-    assert data.rollout is not None
-    assert data.batch is not None
-    sample, part = take_sample(module, data.collection, data.rollout, data.batch, limit, again)
-    held_out = data.validation
-    settings = dict(sample.settings)
-    if held_out.env is None and held_out.episodes:
-        settings["validation_seeds"] = [held_out.seed, held_out.episodes]
-    if isinstance(data.env, GymnasiumEnvs) and module.policy.response_format is not None:
-        settings["invalid_penalty"] = data.env.invalid_penalty
-    if not settings["weighted"] and module._trainer is not None and module.trainer.world_size == 1:
-        known = data.batch.advantages[data.batch.response_mask].double()
-        settings["advantage_moments"] = [float(known.mean()), float(known.std())]
-    settings["minibatches"] = data.minibatches_per_collection
-    return replace(sample, settings=settings), part
+    if optimizer.factory is not None or optimizer.update_kl is not None:
+        return None
+    warmup = math.ceil(optimizer.warmup * steps)
+    if step < warmup:
+        return optimizer.lr * step / warmup
+    left = (steps - step) / max(steps - warmup, 1)
+    decay = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}
+    return optimizer.lr * decay[optimizer.schedule]
 
 
-def demonstrated_sample(module: GradientModule, batch: TurnBatch) -> Sample:
-    """Return a batch of demonstrations as a sample, whose advantages are the weights of its tokens.
-
-    Args:
-        module: module that is trained, before the first optimiser step.
-        batch: some demonstrations, on the device of the module.
-    """
-    policy, turns = module.policy, torch.arange(len(batch))
-    arrays: dict[str, Tensor | None] = {
-        "env": turns,
-        "time": torch.zeros_like(turns),
-        "turn": torch.zeros_like(turns),
-        "mask": batch.response_mask,
-        "advantages": batch.advantages,
-        "gradients": probes(module, batch)["gradients"],
-    }
-    pieces: list[list[str]] = []
-    if isinstance(policy, TextPolicy):
-        ids = arrays["ids"] = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]]
-        arrays["plain_logprobs"] = plain_logprobs(policy, batch, _PLAIN_TURNS)
-        arrays |= evaluated(policy, batch)
-        arrays["logprobs"] = arrays["evaluated"]
-        pieces = _pieces(policy, ids)
-    return Sample(
-        collection=0,
-        settings=settings_of(module),
-        observations=[],
-        responses=[],
-        pieces=pieces,
-        arrays={name: _array(tensor) for name, tensor in arrays.items() if tensor is not None},
-    )
-
-
-def _pieces(policy: TextPolicy, ids: Tensor) -> list[list[str]]:
-    """Return the text of each token."""
-    decode = policy.language_model.tokenizer.tokenizer.convert_ids_to_tokens
-    return [[str(piece) for piece in decode(row)] for row in ids.tolist()]  # pyright: ignore
-
-
-def take_sample(
-    module: GradientModule, collection: int, rollout: Rollout, batch: TurnBatch, limit: int, again: Replay | None = None
-) -> tuple[Sample, TurnBatch]:
-    """Return a sample of a collection, and its turns on the device of the module.
-
-    Args:
-        module: module that is trained, before the first optimiser step on the collection.
-        collection: index of the collection.
-        rollout: the collection.
-        batch: its turns with their advantages, in the order of :meth:`Rollout.flatten`.
-        limit: maximum number of turns; more if the first group has more.
-        again: plays some episodes again; None plays none.
-    """
-    rollout, batch = rollout.to(torch.device("cpu")), batch.to("cpu")
-    chosen, by_index = _chosen_envs(rollout, limit)
-    number = torch.zeros_like(rollout.turn)
-    number[rollout.active] = torch.arange(rollout.num_turns)
-    times, columns = torch.nonzero(rollout.active & chosen, as_tuple=True)
-    turns = number[times, columns]
-    part = batch[turns]
-    part_on_device = part.to(module.device)
-    tokens = part.inputs.get("response_ids")
-    is_text = isinstance(module.policy, TextPolicy) and tokens is not None
-    arrays: dict[str, Tensor | None] = {
-        "env": columns,
-        "time": times,
-        "group": rollout.group[columns],
-        "by_index": by_index[columns],
-        "turn": rollout.turn[times, columns],
-        "rewards": rollout.rewards[times, columns],
-        "final_values": None if rollout.final_values is None else rollout.final_values[times, columns],
-        "terminated": rollout.terminated[times, columns],
-        "truncated": rollout.truncated[times, columns],
-        "cut": rollout.cut[times, columns],
-        "mask": part.response_mask,
-        "logprobs": part.old_logprobs,
-        "advantages": part.advantages,
-        "origin": None if rollout.origin is None else rollout.origin[times, columns],
-        "values": part.old_values,
-        "returns": part.returns,
-        "ref_logprobs": part.ref_logprobs,
-    }
-    arrays |= probes(module, part_on_device)
-    arrays |= evaluated(module.policy, part_on_device)
-    arrays |= reported(rollout, turns, times, columns)
-    pieces: list[list[str]] = []
-    cells = list(zip(times.tolist(), columns.tolist(), strict=True))
-    observations = [str(rollout.observations[time][env]) for time, env in cells]
-    actions = [rollout.responses[time][env] for time, env in cells]
-    if is_text:
-        assert tokens is not None
-        assert isinstance(module.policy, TextPolicy)
-        arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
-        arrays["plain_logprobs"] = plain_logprobs(module.policy, part_on_device, _PLAIN_TURNS)
-        arrays |= texts(module.policy, part, observations, actions)
-        pieces = _pieces(module.policy, tokens[:, : part.response_mask.shape[1]])
-    sample = Sample(
-        collection=collection,
-        settings=settings_of(module),
-        observations=observations,
-        responses=[str(action) for action in actions],
-        pieces=pieces,
-        arrays={name: _array(tensor) for name, tensor in arrays.items() if tensor is not None},
-    )
-    if again is not None and "origin" in sample:
-        try:
-            replayed, after = replay(sample, actions, again)
-        except Exception as error:  # a second environment must not end the run
-            logging.getLogger("lrl").warning("episodes are not played again, because this failed: %s", error)
-            return sample, part_on_device
-        replayed["replay_final_values"] = final_values_of(module.policy, sample, after)
-        sample = replace(sample, arrays={**sample.arrays, **replayed})
-    return sample, part_on_device
-
-
-def _chosen_envs(rollout: Rollout, limit: int) -> tuple[Tensor, Tensor]:
-    """Return the environments of a sample, and those of them that were chosen by their index, each bool ``(env,)``.
-
-    The first groups have at most half of the turns, and at least one group is taken. Groups in which an episode is cut
-    before it terminates, which show how it is bootstrapped, and then the others, fill the rest.
-    """
-    groups, index = torch.unique(rollout.group, return_inverse=True)
-    cuts, turns = (
-        torch.zeros(len(groups), dtype=torch.long).index_add(0, index, counts)
-        for counts in (rollout.cut.sum(0), rollout.lengths)
-    )
-    first = turns.cumsum(0) <= limit // 2
-    first[0] = True
-    by_cuts = torch.argsort((cuts == 0).long(), stable=True)
-    order = torch.cat([torch.nonzero(first)[:, 0], by_cuts[~first[by_cuts]]])
-    fits = turns[order].cumsum(0) <= limit
-    chosen = first.clone()
-    chosen[order[fits]] = True
-    return chosen[index], first[index]
-
-
-def _array(tensor: Tensor) -> np.ndarray:
-    tensor = tensor.detach().cpu()
-    return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-
-
-def settings_of(module: GradientModule) -> dict[str, Any]:
-    """Return the settings on which the numbers of a sample depend."""
-    settings: dict[str, Any] = {"algorithm": type(module).__name__, "policy": type(module.policy).__name__}
-    trainer = module._trainer
-    settings["half_precision"] = trainer is not None and trainer.precision not in ("32-true", "64-true")
-    for name in _SETTINGS:
-        value = getattr(module, name, None)
-        if value is not None:
-            settings[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-    if isinstance(module.policy, TextPolicy):
-        tokenizer = module.policy.language_model.tokenizer
-        settings["stop_ids"] = sorted(tokenizer.stop_ids(module.policy.stop_text))
-        settings["temperature"] = module.policy.sampling.temperature
-        settings["half_precision"] |= bool(module.policy.language_model.recomputes)
-    clip = getattr(module, "clip_range", None)
-    high = (getattr(module, "clip_low", None), getattr(module, "clip_high", None))
-    settings["clip"] = (
-        list(getattr(module, "clip", high if high[0] is not None else (clip, clip) if clip else ())) or None
-    )
-    settings["fits_critic"] = getattr(getattr(module, "critic", None), "fit", None) is not None
-    settings["weighted"] = isinstance(module.policy, TextPolicy) and module.policy.importance_cap is not None
-    return settings
-
-
-def probes(module: GradientModule, batch: TurnBatch) -> dict[str, Tensor | None]:
-    """Return derivatives of the loss with respect to what a policy computes; see :class:`Sample`.
-
-    The log-probabilities are those recorded while sampling, so that all ratios are 1, unless stated.
-    """
-    masked = batch.response_mask
-
-    def derivatives(
-        change: float, advantages: Tensor | None = None, ref: float | None = 0.0
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return derivatives by log-probability, entropy and value.
-
-        Args:
-            change: what is added to the log-probabilities.
-            advantages: advantages instead of those of the batch; None keeps them.
-            ref: what the log-probabilities exceed those of the reference by; None keeps the reference.
-        """
-        logprobs = (batch.old_logprobs + change * masked).detach().requires_grad_()
-        entropy = torch.zeros_like(logprobs).requires_grad_()
-        values = None if batch.old_values is None else batch.old_values.detach().clone().requires_grad_()
-        changed = batch if advantages is None else batch.replace(advantages=advantages)
-        if batch.ref_logprobs is not None and ref is not None:
-            changed = changed.replace(ref_logprobs=logprobs.detach() - ref)
-        with torch.enable_grad():
-            tokens = module.loss(changed, Evaluation(logprobs=logprobs, entropy=entropy, values=values))
-            leaves = [leaf for leaf in (logprobs, entropy, values) if leaf is not None]
-            found = torch.autograd.grad(module.reduced(tokens, masked), leaves, allow_unused=True)
-        filled = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, found, strict=True)]
-        return filled[0], filled[1], filled[2] if values is not None else None
-
-    nothing = torch.zeros_like(batch.advantages)
-    whole, entropy, value = derivatives(0.0, ref=None)
-    without = {change: derivatives(change, nothing)[0] for change in (0.0, PROBE, -PROBE)}
-    surrogates = {change: derivatives(change)[0] - without[change] for change in without}
-    return {
-        "gradients": whole,
-        "surrogate": surrogates[0.0],
-        "surrogate_above": surrogates[PROBE],
-        "surrogate_below": surrogates[-PROBE],
-        "kl_gradients": derivatives(0.0, nothing, ref=0.5)[0] - without[0.0]
-        if batch.ref_logprobs is not None
-        else None,
-        "entropy_gradients": entropy,
-        "value_gradients": value,
-    }
-
-
-def reported(rollout: Rollout, turns: Tensor, times: Tensor, columns: Tensor) -> dict[str, Tensor | None]:
-    """Return what the environment reports of turns and episodes, each ``(turn,)``; see :class:`Sample`.
-
-    Args:
-        rollout: the collection.
-        turns: indices of the turns among all turns of the collection.
-        times: times of the turns.
-        columns: environments of the turns.
-    """
-    ends = rollout.terminated | rollout.truncated
-    valid, success = (rollout.metrics.get(name) for name in ("action_valid", "success"))
-    out: dict[str, Tensor | None] = {}
-    if valid is not None and len(valid) == rollout.num_turns:
-        out["valid"] = valid[turns]
-    if success is not None and len(success) == int(ends.sum()):
-        spread = torch.full(ends.shape, torch.nan)
-        spread[ends] = success.cpu()
-        out["success"] = spread[times, columns]
-    return out
-
-
-def texts(
-    policy: TextPolicy, batch: TurnBatch, observations: Sequence[str], responses: Sequence[str]
-) -> dict[str, Tensor | None]:
-    """Return whether prompts contain the observation, and tokens are the response, bool ``(turn,)``."""
-    tokenizer = policy.language_model.tokenizer
-    ids, mask = batch.inputs["response_ids"].tolist(), batch.inputs["prompt_mask"]
-    lengths = _sampled_lengths(policy, batch)
-    in_prompt, decoded = [], []
-    for turn, (observation, response) in enumerate(zip(observations, responses, strict=True)):
-        prompt = tokenizer.tokenizer.decode(batch.inputs["prompt_ids"][turn][mask[turn]].tolist())
-        shown = tokenizer.tokenizer.decode(tokenizer.encode_observation(observation))  # unknown characters are replaced
-        in_prompt.append("".join(str(shown).split()) in "".join(str(prompt).split()))
-        decoded.append(tokenizer.response_text(ids[turn][: lengths[turn]]) == response)
-    return {"in_prompt": torch.tensor(in_prompt), "decoded": torch.tensor(decoded)}
-
-
-def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
-    """Return the number of sampled tokens of each turn: up to the first that ends a response, or all trained ones."""
-    ids, mask = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]], batch.response_mask
-    stops = torch.tensor(sorted(policy.language_model.tokenizer.stop_ids(policy.stop_text)), device=ids.device)
-    ends, place = torch.isin(ids, stops), torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    return torch.where(ends.any(1), ends.int().argmax(1) + 1, (mask * place).amax(1)).tolist()
-
-
-def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
-    """Return what training computes before the first optimiser step, each ``(turn, token)``; see :class:`Sample`."""
-    shape = batch.response_mask.shape
-    names = ("logprobs", "entropy", "values")
-    out: dict[str, Tensor | None] = dict.fromkeys(names)
-    with without_gradient(policy):
-        for some in policy.passes(batch, False):
-            part = policy.evaluate(batch[some])
-            for name in names:
-                computed = getattr(part, name)
-                if computed is not None:
-                    whole = out[name]
-                    whole = torch.zeros(shape, dtype=torch.float64) if whole is None else whole
-                    whole[some.cpu()] = computed.double().cpu()
-                    out[name] = whole
-    return {"evaluated": out["logprobs"], "entropy": out["entropy"], "evaluated_values": out["values"]}
-
-
-@torch.no_grad()
-def plain_logprobs(policy: TextPolicy, batch: TurnBatch, limit: int) -> Tensor:
-    """Compute log-probabilities by one forward pass per turn, without padding, caches or shared rows.
-
-    Args:
-        policy: policy whose weights have not changed since the turns were sampled.
-        batch: the turns.
-        limit: number of turns; those after it get NaN.
-
-    Returns:
-        The log-probabilities, float64 ``(turn, token)``.
-    """
-    width = batch.response_mask.shape[1]
-    out = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
-    model: Any = policy.language_model.model
-    was_training = model.training
-    model.eval()
-    for turn in range(min(limit, len(batch))):
-        prompt = batch.inputs["prompt_ids"][turn][batch.inputs["prompt_mask"][turn]]
-        response = batch.inputs["response_ids"][turn, :width]
-        ids = torch.cat([prompt, response])[None]
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
-        logprobs = torch.log_softmax(logits / policy.sampling.temperature, -1)
-        out[turn] = logprobs.gather(-1, response[:, None])[:, 0].cpu()
-    model.train(was_training)
-    return out
+def _checksums(module: L.LightningModule) -> dict[str, float]:
+    """Return a number for each trained weight, which changes with it."""
+    weights = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    return {name: float(weight.detach().double().square().sum()) for name, weight in weights.items()}

@@ -190,6 +190,12 @@ class RunModule(L.LightningModule, ABC):
         """Add values of any shape to the maximum that is logged under ``name`` at the end of this collection."""
         self._means.record_maximum(name, values)
 
+    def recorded_maximum(self, name: str) -> float | None:
+        """Return the maximum that this rank has recorded since the last log; None if there is none."""
+        self._means.settle()
+        found = self._means.state().get(name)
+        return None if found is None else found[0]
+
     def forget(self) -> None:
         """Drop the metrics of an interrupted collection, which is repeated."""
         self._means.reset()

@@ -1,11 +1,13 @@
 """Episodes of a sample played again, from their seeds and actions, by a loop that shares no code with training.
 
 Environments of :class:`~lrl.envs.factory.GymnasiumEnvs` are played without the wrappers of this package. What these
-wrappers add, such as the penalty of an invalid response, is written here a second time.
+wrappers add, such as the penalty of an invalid response, is written here a second time, and so are the rewards that
+follow from the Q-values of a data set.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,8 +19,11 @@ from gymnasium.utils import seeding
 from lrl.codecs.codec import InvalidActionError, clip_to_space
 from lrl.diagnosis.sample import Sample
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
+from lrl.envs.prompt_env import PromptEnvs
 from lrl.policies.policy import Policy
 from lrl.prompts import get_response_format
+from lrl.rewards.expert_q import OptimalActionReward, QGapReward
+from lrl.rewards.reward import TIE_TOLERANCE
 
 _EPISODES = 32
 """Maximum number of episodes that are played again."""
@@ -39,8 +44,8 @@ class Outcome:
     truncated: bool
     after: Any
     """Observation after the turn."""
-    valid: bool = True
-    """Whether the response was a legal action; only known for environments of Gymnasium."""
+    valid: float
+    """Whether the response was a legal action; NaN if it is not known."""
 
 
 class Replay:
@@ -111,8 +116,29 @@ class Replay:
         for action in actions:
             before = seen[0]
             batched = (action,) if isinstance(action, str) else np.asarray(action)[None]
+            reward = self._expected_reward(action)
             seen, rewards, terminated, truncated, _ = self._vector.step(batched)
-            yield before, (seen[0], rewards[0], terminated[0], truncated[0], True)
+            yield before, (seen[0], rewards[0] if reward is None else reward, terminated[0], truncated[0], math.nan)
+
+    def _expected_reward(self, action: Any) -> float | None:
+        """Return the reward of an action for the current row; None if it does not follow from Q-values."""
+        if not isinstance(self.factory, PromptEnvs):
+            return None
+        rewards, q = self.factory.rewards, self._vector.rows[0].q_values
+        if not all(isinstance(reward, OptimalActionReward | QGapReward) for reward in rewards):
+            return None
+        try:
+            text = action if self._format is None else self._format.extract(action)
+            chosen = int(action if self._format is None else self.factory.codec.text_to_action(text))
+        except InvalidActionError:
+            return sum(reward.weight * getattr(reward, "invalid", 0.0) for reward in rewards)
+        gap, spread, total = max(q) - q[chosen], max(q) - min(q), 0.0
+        for reward in rewards:
+            best = float(gap <= TIE_TOLERANCE * abs(max(q)))
+            if isinstance(reward, QGapReward):
+                best = math.exp(-gap / (reward.temperature * spread)) if spread > TIE_TOLERANCE else 1.0
+            total += reward.weight * best
+        return total
 
 
 def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[str, np.ndarray], dict[int, Any]]:

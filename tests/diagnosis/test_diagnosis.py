@@ -13,6 +13,7 @@ import lrl.algorithms.ppo
 import lrl.functional.advantages
 import lrl.training.collect
 import lrl.training.gradient_module
+import lrl.training.optimizer
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.credit import _distance
 from lrl.diagnosis.metrics import diagnose, diagnose_metrics
@@ -23,6 +24,7 @@ from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
 from lrl.training.diagnosis import Diagnosis
 from lrl.training.gradient_module import GradientModule
+from lrl.training.optimizer import OptimizerConfig
 
 RUNS = {
     "prompts": lambda folder: grpo(folder, kl={"coef": 0.1}, ent_coef=0.0),
@@ -130,6 +132,15 @@ def without_clip(old):
     return lambda ratio, advantages, *clip: ratio * advantages
 
 
+def without_last_weights(old):
+    """Give the optimiser all weights except the last two, which are those of the critic."""
+    return lambda self, groups, *rest: old(self, [{"params": groups[0]["params"][:-2]}], *rest)
+
+
+def k1(logprobs, ref_logprobs):
+    return logprobs - ref_logprobs
+
+
 SIGN = [(module, "clipped_surrogate", negated_surrogate) for module in (lrl.algorithms.grpo, lrl.algorithms.ppo)]
 MISTAKES = {
     "end token not trained": ("prompts", of_mask(without_last)),
@@ -167,6 +178,46 @@ MISTAKES = {
     "ratio does not depend on the policy": ("network", [(GradientModule, "step", recomputed)]),
     "minibatches mix the fields of different turns": ("network", [(RolloutDataModule, "minibatch", mixed)]),
     "rewards of the wrappers have the wrong sign": ("network", [(NativeEnv, "step", negated_reward)]),
+    "KL term has the wrong size": ("prompts", [(lrl.algorithms.grpo, "kl_estimate", lambda old: k1)]),
+    "value loss has the wrong size": (
+        "network",
+        [(lrl.algorithms.ppo, "value_loss", lambda old: lambda *args: 3 * old(*args))],
+    ),
+    "critic is not trained": ("network", [(OptimizerConfig, "make", without_last_weights)]),
+    "learning rate does not follow its schedule": (
+        "network",
+        [
+            (
+                lrl.training.optimizer,
+                "learning_rate_factor",
+                lambda old: lambda schedule, steps, warmup: old(schedule, steps // 2, warmup),
+            )
+        ],
+    ),
+    "turns are not trained on equally often": (
+        "network",
+        [(RolloutDataModule, "minibatch", lambda old: lambda self, index: old(self, 0))],
+    ),
+    "another gamma or gae_lambda is used": (
+        "network",
+        [
+            (
+                lrl.functional.advantages,
+                "lambda_returns",
+                lambda old: lambda *args, **kw: old(*args, **kw | {"gamma": 0.9}),
+            )
+        ],
+    ),
+    "the same episodes are played again": (
+        "network",
+        [
+            (
+                lrl.training.collect,
+                "seeds",
+                lambda old: lambda purpose, seed, episode, env: old(purpose, seed, 0 * episode, env),
+            )
+        ],
+    ),
     "environment is not deterministic": ("network", [(CartPoleEnv, "reset", unseeded)]),
     "held-out episodes are used in training": (
         "network",
