@@ -91,19 +91,19 @@ class Report:
             measured: what it measured.
             findings: what it found.
         """
-        known = {finding.cause for finding in self.findings}
-        new = [finding for finding in findings if finding.cause not in known]
-        self.findings += new
-        if not new:
+        known, found = {finding.cause for finding in self.findings}, list(findings)
+        if not found:
             print(f"ok       {name:<13} {measured}")
-        for finding in new:
-            print(f"{finding.severity:<8} {name:<13} {finding.cause}: {finding.evidence}; {finding.remedy}")
+        for finding in found:
+            details = f"{finding.evidence}; {finding.remedy}" if finding.cause not in known else "see above"
+            print(f"{finding.severity:<8} {name:<13} {finding.cause}: {details}")
+        self.findings += [finding for finding in found if finding.cause not in known]
 
     def finish(self) -> None:
         """Print the number of findings."""
         seconds = monotonic() - self._started
         counts = Counter(finding.severity for finding in self.findings)
-        print(f"{counts['error']} errors and {counts['warning']} warnings in {seconds:.0f} seconds")
+        print(f"errors: {counts['error']}, warnings: {counts['warning']}, in {seconds:.0f} seconds")
 
 
 class Finished(Exception):  # noqa: N818 (not an error)

@@ -189,7 +189,7 @@ def update(sample: Sample) -> Iterator[Finding]:
             cause="learning rate too low",
             evidence=f"the updates of collection {sample.collection} change log-probabilities by only "
             f"{np.abs(moved).mean():.2g} nats",
-            remedy="a larger optimizer.lr, or more data.num_epochs or data.num_minibatches",
+            remedy="a larger model.optimizer.lr, or more data.num_epochs or data.num_minibatches",
             confidence=0.5,
             collection=sample.collection,
             severity="warning",
@@ -199,7 +199,7 @@ def update(sample: Sample) -> Iterator[Finding]:
         yield Finding(
             cause="learning rate too high",
             evidence=f"the updates of collection {sample.collection} change the policy by {kl:.3g} nats per token",
-            remedy="a smaller optimizer.lr, fewer data.num_epochs, optimizer.update_kl or target_kl",
+            remedy=smaller_steps(sample.settings.get("lr")),
             confidence=0.8,
             collection=sample.collection,
             severity="warning",
@@ -217,6 +217,12 @@ def update(sample: Sample) -> Iterator[Finding]:
             confidence=0.85 if correlation < -0.3 else 0.6,
             collection=sample.collection,
         )
+
+
+def smaller_steps(rate: float | None) -> str:
+    """Return what to try against updates that are too large, with the learning rate if it is known."""
+    known = "a smaller model.optimizer.lr" if not rate else f"the learning rate is {rate:.2g}: try {rate / 3:.1g}"
+    return f"{known}, or model.optimizer.update_kl: 0.01, model.target_kl: 0.03, or fewer data.num_epochs"
 
 
 def _completeness(sample: Sample) -> Iterator[Finding]:
@@ -241,9 +247,9 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             confidence=0.8,
             collection=collection,
         )
-    if "learning_rates" in settings:
-        actual, scheduled, configured = settings["learning_rates"]
-        if abs(actual - scheduled) > 0.02 * configured:
+    if "scheduled_lr" in settings:
+        actual, scheduled = settings["lr"], settings["scheduled_lr"]
+        if abs(actual - scheduled) > 0.02 * max(actual, scheduled):
             yield Finding(
                 cause="learning rate does not follow its schedule",
                 evidence=f"after collection {collection} it is {actual:.3g}, and {scheduled:.3g} according to "

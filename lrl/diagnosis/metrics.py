@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lrl.diagnosis.detectors import diagnose_samples
+from lrl.diagnosis.losses import smaller_steps
 from lrl.diagnosis.sample import Finding, read_samples
 
 Columns = Mapping[str, np.ndarray]
@@ -95,7 +96,7 @@ def step_size(columns: Columns) -> Iterator[Finding]:
             cause="learning rate too high",
             evidence=f"an update changes the policy by {early:.3g} nats per token (train/update_kl, median of "
             f"the first {min(len(kl), 2 * _WINDOW)} collections)",
-            remedy="a smaller optimizer.lr, fewer data.num_epochs, optimizer.update_kl or target_kl",
+            remedy=smaller_steps(float(columns["train/lr"].max()) if "train/lr" in columns else None),
             confidence=0.8,
             collection=int(np.argmax(kl > 0.1)),
             severity="warning",
@@ -104,7 +105,7 @@ def step_size(columns: Columns) -> Iterator[Finding]:
         yield Finding(
             cause="learning rate too low",
             evidence=f"an update changes the policy by {float(np.median(kl)):.1g} nats per token (train/update_kl)",
-            remedy="a larger optimizer.lr or more data.num_minibatches",
+            remedy="a larger model.optimizer.lr or more data.num_minibatches",
             confidence=0.7,
             severity="warning",
         )

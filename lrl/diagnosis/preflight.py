@@ -383,7 +383,7 @@ def _weights(step: Update) -> Iterator[Finding]:
         yield _finding(
             "learning rate is 0",
             "the learning rate is 0 at all steps of the run",
-            "a positive optimizer.lr, and a schedule that does not begin at its end",
+            "a positive model.optimizer.lr, and a schedule that does not begin at its end",
         )
     if step.left_out:
         yield _finding(
@@ -406,7 +406,7 @@ def _weights(step: Update) -> Iterator[Finding]:
         )
     if step.moved == 0 and not step.trust_region and _is_informative(step):
         yield _finding(
-            "weights are not updated",
+            "weights are not trained",
             "one optimiser step changed no weight, although advantages are not 0",
             "compare optimizer_step, the gradients and the weights that the optimiser has",
         )
@@ -423,7 +423,7 @@ def _size(step: Update) -> Iterator[Finding]:
         yield _finding(
             "learning rate too high",
             f"one step lowers log-probabilities of sampled tokens by {lost:.2g} nats on average (0.01 is usual)",
-            f"optimizer.lr divided by 10 or 100 (this step had {step.learning_rates[0]:.2g})",
+            f"model.optimizer.lr divided by 10 or 100 (this step had {step.learning_rates[0]:.2g})",
             warning=True,
         )
 
@@ -437,7 +437,7 @@ def _direction(step: Update) -> Iterator[Finding]:
     scale = float(np.sqrt((advantages**2).sum() * (change**2).sum()))
     if scale > 1e-12 and float((advantages * change).sum()) < -0.1 * scale:
         yield _finding(
-            "update goes in the wrong direction",
+            "update has the wrong sign",
             "one optimiser step lowered the probability of tokens with positive advantages: the correlation of "
             f"advantage and change is {float((advantages * change).sum()) / scale:.2f}",
             "compare the sign of the loss and of the step with the formula of the algorithm",
@@ -448,7 +448,7 @@ def _direction(step: Update) -> Iterator[Finding]:
         scale = float(np.sqrt((moved**2).sum() * (error**2).sum()))
         if scale > 1e-12 and float((moved * error).sum()) < -0.1 * scale:
             yield _finding(
-                "critic moves away from its targets",
+                "value loss has the wrong sign",
                 f"one optimiser step changed predictions against their errors (correlation "
                 f"{float((moved * error).sum()) / scale:.2f})",
                 "compare the sign of the value loss, and its targets",

@@ -116,6 +116,7 @@ class Diagnosis(L.Callback):
         out: dict[str, Any] = {
             "mixed_turns": sum(count for row, count in self._trained.items() if row not in self._rows),
             "largest_ratio_error": module.recorded_maximum("train/ratio_error_max"),
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
         }
         whole = trainer.max_steps in (-1, None) and not trainer.should_stop and trainer.limit_train_batches == 1.0
         if whole and not out["mixed_turns"]:
@@ -128,7 +129,7 @@ class Diagnosis(L.Callback):
             steps = (of_collection * count for count in (data.collection + 1, trainer.max_epochs or 1))
             scheduled = scheduled_rate(module.optimizer, *steps)
             if scheduled is not None:
-                out["learning_rates"] = [trainer.optimizers[0].param_groups[0]["lr"], scheduled, module.optimizer.lr]
+                out["scheduled_lr"] = scheduled
         return out
 
     def _keep(self, sample: Sample, trainer: L.Trainer) -> None:

@@ -155,7 +155,7 @@ MISTAKES = {
         "episodes",
         of_seeds(lambda seeds: seeds + np.arange(len(seeds))),
     ),
-    "update goes in the wrong direction": (
+    "update has the wrong sign": (
         "prompts",
         of_optimiser(lambda groups, lr: torch.optim.AdamW(groups, lr=lr, maximize=True)),
     ),
@@ -221,10 +221,10 @@ STEP = Update(mask=ONES > 0, advantages=ONES, before=-ONES, after=-0.9 * ONES, s
         ({}, None),
         ({"left_out": ["policy.head"]}, "weights are missing in the optimiser"),
         ({"frozen_moved": ["policy.base"]}, "frozen weights change"),
-        ({"moved": 0.0, "after": -ONES}, "weights are not updated"),
+        ({"moved": 0.0, "after": -ONES}, "weights are not trained"),
         ({"moved": 0.0, "after": -ONES, "trust_region": True}, None),
         ({"sampled": -2 * ONES}, "sampling and training disagree"),
-        ({"critic": (ONES, 2 * ONES, 0 * ONES)}, "critic moves away from its targets"),
+        ({"critic": (ONES, 2 * ONES, 0 * ONES)}, "value loss has the wrong sign"),
     ],
 )
 def test_what_an_update_changes_is_checked(changes, cause):
@@ -261,7 +261,8 @@ def test_the_command_writes_no_files_and_ends_with_status_1_after_a_mistake(tmp_
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == ["ok"] * 6 + ["error", "error"]
     assert lines[6].startswith("error    loss          value loss has the wrong sign: ")
-    assert lines[-1].startswith("2 errors and 0 warnings in ")
+    assert lines[7].endswith("update        value loss has the wrong sign: see above")
+    assert lines[-1].startswith("errors: 1, warnings: 0, in ")
     assert (ended.value.code, list(tmp_path.iterdir())) == (1, [])
 
 
