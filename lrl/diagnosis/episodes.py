@@ -83,8 +83,11 @@ def _replayed_rewards(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
     size = float(expected @ expected)
     factor = float(rewards @ expected) / size if size else 0.0
     shifted = _shifted_by_one(sample, known)
+    varies = np.ptp(rewards) > 0 and np.ptp(expected) > 0
     if np.ptp(rewards) == 0 and np.ptp(expected) > 0:
         cause, what = "constant reward", f"all recorded rewards are {rewards[0]:g}"
+    elif varies and factor >= 0 and np.corrcoef(rewards, expected)[0, 1] < -0.3:
+        cause, what = "reward has the wrong sign", "recorded rewards fall as those of the environment rise"
     elif np.allclose(rewards, factor * expected, rtol=1e-3, atol=1e-4) and factor < 0:
         cause, what = "reward has the wrong sign", f"recorded rewards are {factor:g} times those of the environment"
     elif np.allclose(rewards, factor * expected, rtol=1e-3, atol=1e-4):
