@@ -57,13 +57,12 @@ def advantages(sample: Sample) -> Iterator[Finding]:
     else:
         cause = next((name for name, values in other if _line(recorded, values) is not None), "")
         why = ", and are those of this mistake up to a factor and an offset" if cause else ""
-    yield Finding(
-        cause=cause if why else "wrong advantages",
-        evidence=f"advantages differ from those of the configured estimator by {correct:.2g} of their spread{why} "
+    yield sample.finding(
+        cause if why else "wrong advantages",
+        f"advantages differ from those of the configured estimator by {correct:.2g} of their spread{why} "
         f"({sample.place(int(where[0]))} has {recorded[0]:.4g})",
-        remedy="compare the estimator of advantages, and the rewards and ends of episodes that it gets",
+        "compare the estimator of advantages, and the rewards and ends of episodes that it gets",
         confidence=1.0 if why else 0.8,
-        collection=sample.collection,
     )
 
 
@@ -77,13 +76,12 @@ def critic_targets(sample: Sample) -> Iterator[Finding]:
     spread = max(float(expected.std()), float((expected - sample["values"][mask]).std()), 1e-9)
     difference = float(np.abs(recorded - expected).max()) / spread
     if difference > 10 * _EQUAL:
-        yield Finding(
-            cause="wrong targets of the critic",
-            evidence=f"the targets differ from those of the configured estimator by {difference:.2g} of their spread "
+        yield sample.finding(
+            "wrong targets of the critic",
+            f"the targets differ from those of the configured estimator by {difference:.2g} of their spread "
             f"({sample.place(int(np.argwhere(mask)[0][0]))} has {recorded[0]:.4g}, should have {expected[0]:.4g})",
-            remedy="compare the lambda returns, and the rewards and ends of episodes that they are computed from",
+            "compare the lambda returns, and the rewards and ends of episodes that they are computed from",
             confidence=0.75,
-            collection=sample.collection,
         )
 
 
@@ -364,13 +362,12 @@ def group_means(sample: Sample) -> Iterator[Finding]:
     first = np.array([turns[0] for turns in sample.envs()])
     means = [advantages[first[sample["group"][first] == group]].mean() for group in np.unique(sample["group"][first])]
     if np.abs(means).max() > 1e-2 * max(float(advantages.std()), 1e-9):
-        yield Finding(
-            cause="baseline of a group is not its mean",
-            evidence=f"the mean advantage of a group is {means[int(np.abs(means).argmax())]:.3g}, and should be 0 "
+        yield sample.finding(
+            "baseline of a group is not its mean",
+            f"the mean advantage of a group is {means[int(np.abs(means).argmax())]:.3g}, and should be 0 "
             f"(collection {sample.collection})",
-            remedy="compare how returns are divided into groups",
+            "compare how returns are divided into groups",
             confidence=0.85,
-            collection=sample.collection,
         )
 
 
@@ -381,13 +378,12 @@ def normalisation(sample: Sample) -> Iterator[Finding]:
         return
     mean, std = moments
     if (abs(mean) > 0.02 or abs(std - 1) > 0.02) and std > 0:
-        yield Finding(
-            cause="advantages are not normalised over the sampled tokens",
-            evidence=f"over all sampled tokens of collection {sample.collection} they have mean {mean:.3g} and "
+        yield sample.finding(
+            "advantages are not normalised over the sampled tokens",
+            f"over all sampled tokens of collection {sample.collection} they have mean {mean:.3g} and "
             f"standard deviation {std:.3g}",
-            remedy="padding must not be counted, and all ranks and turns must be",
+            "padding must not be counted, and all ranks and turns must be",
             confidence=0.95,
-            collection=sample.collection,
         )
 
 

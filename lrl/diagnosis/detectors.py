@@ -78,12 +78,10 @@ def trained_tokens(sample: Sample) -> Iterator[Finding]:
         else:
             cause, what = "wrong mask", f"tokens that were not sampled are {name}, and sampled ones are missing"
         token = int(np.flatnonzero((extra | missing)[turn])[0])
-        yield Finding(
-            cause=cause,
-            evidence=f"{what}, in {len(known)} of {len(sample)} turns ({sample.place(turn, token)})",
-            remedy="the response mask must be true for each sampled token, the end token included, and for no other",
-            confidence=1.0,
-            collection=sample.collection,
+        yield sample.finding(
+            cause,
+            f"{what}, in {len(known)} of {len(sample)} turns ({sample.place(turn, token)})",
+            "the response mask must be true for each sampled token, the end token included, and for no other",
         )
         return
 
@@ -114,14 +112,13 @@ def gradient_sign(sample: Sample) -> Iterator[Finding]:
     else:
         return
     wrong = correlation < -0.3
-    yield Finding(
-        cause=cause,
-        evidence="the correlation of the advantage of a token with the direction in which the loss moves its "
+    yield sample.finding(
+        cause,
+        "the correlation of the advantage of a token with the direction in which the loss moves its "
         f"probability is {correlation:.3f} (collection {sample.collection})",
-        remedy=remedy,
+        remedy,
         confidence=1.0 if wrong else 0.6,
-        collection=sample.collection,
-        severity="error" if wrong else "warning",
+        warning=not wrong,
     )
 
 
@@ -149,14 +146,12 @@ def recorded_logprobs(sample: Sample) -> Iterator[Finding]:
         return
     name, difference = next(iter(wrong.items()))
     turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
-    yield Finding(
-        cause=f"{' and '.join(wrong)} {'use' if len(wrong) > 1 else 'uses'} wrong log-probabilities",
-        evidence=f"in {name} the log-probability of a token is {parties[name][turn, token]:.4f}, in a separate forward "
+    yield sample.finding(
+        f"{' and '.join(wrong)} {'use' if len(wrong) > 1 else 'uses'} wrong log-probabilities",
+        f"in {name} the log-probability of a token is {parties[name][turn, token]:.4f}, in a separate forward "
         f"pass {sample['plain_logprobs'][turn, token]:.4f} ({sample.place(turn, token)}); the mean difference is "
         f"{difference[mask].mean():.2g} nats",
-        remedy="sampling and training must use the same weights, temperature, dtype and positions",
-        confidence=1.0,
-        collection=sample.collection,
+        "sampling and training must use the same weights, temperature, dtype and positions",
     )
 
 
@@ -181,14 +176,13 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
         excess, squares = excess + float(of_turns.sum()), squares + float(np.square(of_turns).sum())
         if squares > 0 and abs(excess) > _Z * np.sqrt(squares):
             more = "likely" if excess > 0 else "unlikely"
-            yield Finding(
-                cause="tokens are sampled from another distribution",
-                evidence=f"{more} tokens were sampled too often: the sum of log-probabilities differs from its "
+            yield sample.finding(
+                "tokens are sampled from another distribution",
+                f"{more} tokens were sampled too often: the sum of log-probabilities differs from its "
                 f"expectation by {abs(excess) / np.sqrt(squares):.0f} standard errors, up to collection "
                 f"{sample.collection}",
-                remedy="training must not use top_k, top_p, greedy decoding, or another temperature than sampling",
+                "training must not use top_k, top_p, greedy decoding, or another temperature than sampling",
                 confidence=0.95,
-                collection=sample.collection,
             )
             return
 
@@ -201,13 +195,12 @@ def recorded_entropy(sample: Sample) -> Iterator[Finding]:
     difference = np.where(known, np.abs(sample["entropy"] - np.nan_to_num(sample["plain_entropy"])), 0.0)
     if difference.max(initial=0.0) > _tolerance(sample):
         turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
-        yield Finding(
-            cause="entropy is not that of the policy",
-            evidence=f"in training the entropy of a token is {sample['entropy'][turn, token]:.4f}, in a separate "
+        yield sample.finding(
+            "entropy is not that of the policy",
+            f"in training the entropy of a token is {sample['entropy'][turn, token]:.4f}, in a separate "
             f"forward pass {sample['plain_entropy'][turn, token]:.4f} ({sample.place(turn, token)})",
-            remedy="compare the formula of the entropy, and the logits and the temperature from which it is computed",
+            "compare the formula of the entropy, and the logits and the temperature from which it is computed",
             confidence=0.9,
-            collection=sample.collection,
         )
 
 
@@ -221,13 +214,12 @@ def recorded_values(sample: Sample) -> Iterator[Finding]:
         difference = np.where(sample["mask"], np.abs(sample["values"] - sample["evaluated_values"]), 0.0)
         if difference.max(initial=0.0) > tolerance:
             turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
-            yield Finding(
-                cause="values are not those of the critic",
-                evidence=f"the value from which advantages are estimated is {sample['values'][turn, token]:.4g}, and "
+            yield sample.finding(
+                "values are not those of the critic",
+                f"the value from which advantages are estimated is {sample['values'][turn, token]:.4g}, and "
                 f"{sample['evaluated_values'][turn, token]:.4g} in training ({sample.place(turn, token)})",
-                remedy="compare the positions and the weights with which values are computed",
+                "compare the positions and the weights with which values are computed",
                 confidence=0.95,
-                collection=sample.collection,
             )
     if "replay_final_values" in sample and "final_values" in sample:
         expected = sample["replay_final_values"]
@@ -235,14 +227,13 @@ def recorded_values(sample: Sample) -> Iterator[Finding]:
         if difference.max(initial=0.0) > tolerance:
             turn = int(difference.argmax())
             missing = np.abs(sample["final_values"][np.isfinite(expected)]).max() == 0
-            yield Finding(
-                cause="truncation treated as termination" if missing else "values after a cut are of another state",
-                evidence=f"the value after a turn at which the episode is cut is {sample['final_values'][turn]:.4g}; "
+            yield sample.finding(
+                "truncation treated as termination" if missing else "values after a cut are of another state",
+                f"the value after a turn at which the episode is cut is {sample['final_values'][turn]:.4g}; "
                 f"that of the state after it is {expected[turn]:.4g} ({sample.place(turn)})",
-                remedy="rewards after a truncation are replaced by the value of the state that the last step returned, "
+                "rewards after a truncation are replaced by the value of the state that the last step returned, "
                 "before a reset",
                 confidence=0.95,
-                collection=sample.collection,
             )
 
 
@@ -273,13 +264,11 @@ def reference_moves(samples: Sequence[Sample]) -> Iterator[Finding]:
         mask = sample["mask"] & np.isfinite(sample["evaluated"])
         difference = np.where(mask, np.abs(sample["ref_logprobs"] - sample["evaluated"]), 0.0)
         if moved and difference.max(initial=0.0) < 1e-6:
-            yield Finding(
-                cause="reference moves with the policy",
-                evidence=f"in collection {sample.collection}, after updates, the reference still has the same "
+            yield sample.finding(
+                "reference moves with the policy",
+                f"in collection {sample.collection}, after updates, the reference still has the same "
                 "log-probabilities as the policy",
-                remedy="the reference must be a copy of the policy at the start of the run",
-                confidence=1.0,
-                collection=sample.collection,
+                "the reference must be a copy of the policy at the start of the run",
             )
             return
         if "moved" in sample:
@@ -297,14 +286,13 @@ def rewards(sample: Sample) -> Iterator[Finding]:
     solved = "success" in sample and bool((sample["success"] == 1).all())
     unlike = legal and not solved and len(set(sample.responses)) > 1
     if len(sample) >= 32 and np.ptp(sample["rewards"]) == 0 and unlike:
-        yield Finding(
-            cause="constant reward",
-            evidence=f"all {len(sample)} episodes have the reward {sample['rewards'][0]:g}, whatever the response "
+        yield sample.finding(
+            "constant reward",
+            f"all {len(sample)} episodes have the reward {sample['rewards'][0]:g}, whatever the response "
             f"(collection {sample.collection})",
-            remedy="compare the reward of a right and of a wrong response",
+            "compare the reward of a right and of a wrong response",
             confidence=0.5,
-            collection=sample.collection,
-            severity="warning",
+            warning=True,
         )
 
 

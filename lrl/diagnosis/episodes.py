@@ -27,13 +27,12 @@ def replayed(sample: Sample) -> Iterator[Finding]:
         return
     if (sample["replay_repeats"][known] == 0).any():
         turn = int(np.flatnonzero(known & (sample["replay_repeats"] == 0))[0])
-        yield Finding(
-            cause="environment is not deterministic",
-            evidence=f"after a reset with the same seed the same actions give other results ({sample.place(turn)})",
-            remedy="all random numbers of an environment must come from the seed of reset; without this, episodes of a "
+        yield sample.finding(
+            "environment is not deterministic",
+            f"after a reset with the same seed the same actions give other results ({sample.place(turn)})",
+            "all random numbers of an environment must come from the seed of reset; without this, episodes of a "
             "group start from different states, and a run cannot be resumed",
             confidence=0.95,
-            collection=sample.collection,
         )
         return
     legal, counted = (sample.arrays.get(name, np.ones(len(sample))) for name in ("replay_valid", "valid"))
@@ -52,26 +51,22 @@ def replayed(sample: Sample) -> Iterator[Finding]:
     for cause, (wrong, what, remedy) in kinds.items():
         if wrong.any():
             turn = int(wrong.argmax())
-            yield Finding(
-                cause=cause,
-                evidence=f"the response {_short(sample.responses[turn])} {what}, in {int(wrong.sum())} of "
+            yield sample.finding(
+                cause,
+                f"the response {_short(sample.responses[turn])} {what}, in {int(wrong.sum())} of "
                 f"{int(known.sum())} turns ({sample.place(turn)})",
-                remedy=remedy,
-                confidence=1.0,
-                collection=sample.collection,
+                remedy,
             )
             return
     yield from _replayed_rewards(sample, known)
     yield from _replayed_ends(sample, known)
     wrong = np.flatnonzero(known & (sample["replay_observed"] == 0))
     if len(wrong):
-        yield Finding(
-            cause="observations are not those of the environment",
-            evidence=f"the observation differs from that of the same episode played again, in {len(wrong)} of "
+        yield sample.finding(
+            "observations are not those of the environment",
+            f"the observation differs from that of the same episode played again, in {len(wrong)} of "
             f"{int(known.sum())} turns ({sample.place(int(wrong[0]))})",
-            remedy=_REMEDY,
-            confidence=1.0,
-            collection=sample.collection,
+            _REMEDY,
         )
 
 
@@ -101,13 +96,11 @@ def _replayed_rewards(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
     else:
         cause, what = "rewards are not those of the environment", "recorded rewards have other values"
     turn = int(np.flatnonzero(known)[wrong.argmax()])
-    yield Finding(
-        cause=cause,
-        evidence=f"{what}: {sample['rewards'][turn]:.4g}, and {sample['replay_rewards'][turn]:.4g} in the same episode "
+    yield sample.finding(
+        cause,
+        f"{what}: {sample['rewards'][turn]:.4g}, and {sample['replay_rewards'][turn]:.4g} in the same episode "
         f"played again ({sample.place(turn)}; {int(wrong.sum())} of {len(wrong)} turns differ)",
-        remedy=_REMEDY,
-        confidence=1.0,
-        collection=sample.collection,
+        _REMEDY,
     )
 
 
@@ -135,13 +128,11 @@ def _replayed_ends(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
     for cause, wrong in kinds.items():
         turns = np.flatnonzero(wrong & known)
         if len(turns):
-            yield Finding(
-                cause=cause,
-                evidence=f"terminated or truncated differ from those of the same episode played again, at {len(turns)} "
+            yield sample.finding(
+                cause,
+                f"terminated or truncated differ from those of the same episode played again, at {len(turns)} "
                 f"turns ({sample.place(int(turns[0]))})",
-                remedy=_REMEDY,
-                confidence=1.0,
-                collection=sample.collection,
+                _REMEDY,
             )
             return
 
@@ -155,13 +146,11 @@ def order_of_turns(sample: Sample) -> Iterator[Finding]:
         if len(wrong):
             turn = int(turns[1:][wrong[0]])
             after_end = bool(ended[wrong[0]])
-            yield Finding(
-                cause="episode goes on after its end" if after_end else "turns of an episode are missing",
-                evidence=f"{sample.place(turn)} follows a turn that "
+            yield sample.finding(
+                "episode goes on after its end" if after_end else "turns of an episode are missing",
+                f"{sample.place(turn)} follows a turn that "
                 + ("ended the episode" if after_end else f"is number {number[wrong[0]]}"),
-                remedy=_REMEDY,
-                confidence=1.0,
-                collection=sample.collection,
+                _REMEDY,
             )
             return
 
@@ -175,14 +164,13 @@ def prompts(sample: Sample) -> Iterator[Finding]:
     for name, (cause, what) in parts.items():
         if name in sample and not sample[name].all():
             turn = int(np.flatnonzero(~sample[name])[0])
-            yield Finding(
-                cause=cause,
-                evidence=f"{what}, in {int((~sample[name]).sum())} of {len(sample)} turns ({sample.place(turn)}, "
+            yield sample.finding(
+                cause,
+                f"{what}, in {int((~sample[name]).sum())} of {len(sample)} turns ({sample.place(turn)}, "
                 f"observation {_short(sample.observations[turn])}, response {_short(sample.responses[turn])})",
-                remedy="compare the prompt and the response of this turn with what the environment gave and got; "
+                "compare the prompt and the response of this turn with what the environment gave and got; "
                 "prompts longer than max_prompt_tokens are cut",
                 confidence=0.9,
-                collection=sample.collection,
             )
 
 
@@ -204,25 +192,21 @@ def groups(sample: Sample) -> Iterator[Finding]:
             starts["seeds"] = {str(sample["origin"][turn, 0]) for turn in members}
         differing = [f"{len(found)} different {name}" for name, found in starts.items() if len(found) > 1]
         if differing:
-            yield Finding(
-                cause="episodes of a group start from different states",
-                evidence=f"group {group} has {' and '.join(differing)} (collection {sample.collection})",
-                remedy="the episodes of a group must be reset with the same seed",
-                confidence=1.0,
-                collection=sample.collection,
+            yield sample.finding(
+                "episodes of a group start from different states",
+                f"group {group} has {' and '.join(differing)} (collection {sample.collection})",
+                "the episodes of a group must be reset with the same seed",
             )
             return
         if len({sample.responses[turn] for turn in members}) > 1:
             agreement = np.nan
         agreement += (len(members) - 1) * float(sample["logprobs"][members[0]][sample["mask"][members[0]]].sum())
     if agreement < _IMPOSSIBLE:
-        yield Finding(
-            cause="members of a group use the same random numbers",
-            evidence=f"all members of each group have the same first response, which has probability "
+        yield sample.finding(
+            "members of a group use the same random numbers",
+            f"all members of each group have the same first response, which has probability "
             f"exp({agreement:.0f}) by chance (collection {sample.collection})",
-            remedy="the random numbers of a token must depend on the episode, not only on its group",
-            confidence=1.0,
-            collection=sample.collection,
+            "the random numbers of a token must depend on the episode, not only on its group",
         )
 
 
@@ -234,37 +218,32 @@ def invalid_responses(sample: Sample) -> Iterator[Finding]:
     penalty = sample.settings.get("invalid_penalty")
     wrong = np.flatnonzero(invalid & (np.abs(rewards - penalty) > 1e-6)) if penalty is not None else []
     if len(wrong):
-        yield Finding(
-            cause="invalid responses have the wrong reward",
-            evidence=f"an invalid response has the reward {rewards[wrong[0]]:g}, and env.invalid_penalty is "
+        yield sample.finding(
+            "invalid responses have the wrong reward",
+            f"an invalid response has the reward {rewards[wrong[0]]:g}, and env.invalid_penalty is "
             f"{penalty:g} ({sample.place(int(wrong[0]))}, response {_short(sample.responses[int(wrong[0])])})",
-            remedy="compare the wrapper of the environment that rejects responses",
-            confidence=1.0,
-            collection=sample.collection,
+            "compare the wrapper of the environment that rejects responses",
         )
     both = invalid.any() and not invalid.all()
     as_good = both and rewards[invalid].max() >= rewards[~invalid].max() > rewards[~invalid].min()
     if penalty is None and both and (as_good or rewards[invalid].mean() > max(rewards[~invalid].mean(), 0) + 1e-6):
         turn = int(np.flatnonzero(invalid & (rewards == rewards[invalid].max()))[0])
-        yield Finding(
-            cause="invalid responses are rewarded",
-            evidence=f"invalid responses have rewards up to {rewards[invalid].max():.3g}, valid ones up to "
+        yield sample.finding(
+            "invalid responses are rewarded",
+            f"invalid responses have rewards up to {rewards[invalid].max():.3g}, valid ones up to "
             f"{rewards[~invalid].max():.3g} (collection {sample.collection}, for example "
             f"{_short(sample.responses[turn])})",
-            remedy="a response that cannot be read must have the lowest reward",
+            "a response that cannot be read must have the lowest reward",
             confidence=0.9,
-            collection=sample.collection,
         )
     nameless = ~invalid & ~sample["names_action"] if "names_action" in sample else invalid & False
     if nameless.any():
         turn = int(nameless.argmax())
-        yield Finding(
-            cause="invalid responses are executed",
-            evidence=f"the response {_short(sample.responses[turn])} contains the name of no action, but counts as "
+        yield sample.finding(
+            "invalid responses are executed",
+            f"the response {_short(sample.responses[turn])} contains the name of no action, but counts as "
             f"valid, in {int(nameless.sum())} of {len(sample)} turns ({sample.place(turn)})",
-            remedy="a response without a legal action must count as invalid",
-            confidence=1.0,
-            collection=sample.collection,
+            "a response without a legal action must count as invalid",
         )
         return
     yield from _moved_by_invalid(sample, invalid)
@@ -276,13 +255,11 @@ def _moved_by_invalid(sample: Sample, invalid: np.ndarray) -> Iterator[Finding]:
             before, after = sample.observations[turn], sample.observations[following]
             ended = sample["terminated"][turn] or sample["truncated"][turn]
             if invalid[turn] and not ended and before and not after.endswith(_without_reason(before)):
-                yield Finding(
-                    cause="invalid responses are executed",
-                    evidence=f"the invalid response {_short(sample.responses[turn])} changes the observation "
+                yield sample.finding(
+                    "invalid responses are executed",
+                    f"the invalid response {_short(sample.responses[turn])} changes the observation "
                     f"({sample.place(turn)})",
-                    remedy="an environment must not be stepped with a response that contains no legal action",
-                    confidence=1.0,
-                    collection=sample.collection,
+                    "an environment must not be stepped with a response that contains no legal action",
                 )
                 return
 
@@ -312,13 +289,12 @@ def success_and_return(samples: Sequence[Sample]) -> Iterator[Finding]:
         if success > failure + 1e-9:
             continue
         equal = bool(np.ptp(returns[True] + returns[False]) == 0)
-        yield Finding(
-            cause="constant reward" if equal else "reward has the wrong sign",
-            evidence=f"the mean return of {len(returns[True])} successful episodes is {success:.3g}, that of "
+        yield sample.finding(
+            "constant reward" if equal else "reward has the wrong sign",
+            f"the mean return of {len(returns[True])} successful episodes is {success:.3g}, that of "
             f"{len(returns[False])} others {failure:.3g} (up to collection {sample.collection})",
-            remedy="compare the reward of a successful and of a failed episode",
+            "compare the reward of a successful and of a failed episode",
             confidence=0.9,
-            collection=sample.collection,
         )
         return
 
@@ -334,14 +310,13 @@ def rewards_of_states(sample: Sample) -> Iterator[Finding]:
         good, bad = (states == state) & success, (states == state) & ~success & valid
         worse += bool(good.any() and bad.any() and rewards[bad].max() > rewards[good].min() + 1e-6)
     if worse:
-        yield Finding(
-            cause="rewards prefer failures",
-            evidence=f"in {worse} of {len(np.unique(states))} states a response without success has a larger reward "
+        yield sample.finding(
+            "rewards prefer failures",
+            f"in {worse} of {len(np.unique(states))} states a response without success has a larger reward "
             f"than one with success (collection {sample.collection})",
-            remedy="compare the reward function with the definition of success",
+            "compare the reward function with the definition of success",
             confidence=0.6,
-            collection=sample.collection,
-            severity="warning",
+            warning=True,
         )
 
 
@@ -354,13 +329,12 @@ def new_episodes(samples: Sequence[Sample]) -> Iterator[Finding]:
         starts = {(seed, noise) for seed, _, noise in sample["origin"][sample["turn"] == 0].tolist()}
         again = [start for start in starts if first.get(start, sample.collection) != sample.collection]
         if len(again) > max(_LEAKED_SHARE * len(starts), 1):
-            yield Finding(
-                cause="the same episodes are played again",
-                evidence=f"{len(again)} of {len(starts)} episodes of collection {sample.collection} have the seeds of "
+            yield sample.finding(
+                "the same episodes are played again",
+                f"{len(again)} of {len(starts)} episodes of collection {sample.collection} have the seeds of "
                 f"earlier ones, such as those of collection {first[again[0]]}",
-                remedy="the seeds of an episode must depend on the collection",
+                "the seeds of an episode must depend on the collection",
                 confidence=0.95,
-                collection=sample.collection,
             )
             return
         first.update(dict.fromkeys(starts - first.keys(), sample.collection))
@@ -374,13 +348,11 @@ def held_out_seeds(sample: Sample) -> Iterator[Finding]:
     used = np.unique(sample["origin"][:, 0])
     shared = np.intersect1d(used, np.arange(held_out[0], held_out[0] + held_out[1]))
     if len(shared) > max(_LEAKED_SHARE * len(used), 1):
-        yield Finding(
-            cause="held-out episodes are used in training",
-            evidence=f"{len(shared)} of {len(used)} training episodes have seeds of held-out episodes, such as "
+        yield sample.finding(
+            "held-out episodes are used in training",
+            f"{len(shared)} of {len(used)} training episodes have seeds of held-out episodes, such as "
             f"{shared[0]} (collection {sample.collection})",
-            remedy="the seeds of training episodes must differ from those of validation",
-            confidence=1.0,
-            collection=sample.collection,
+            "the seeds of training episodes must differ from those of validation",
         )
 
 
@@ -388,12 +360,11 @@ def missing_turns(sample: Sample) -> Iterator[Finding]:
     """Check that all turns that were played are trained on."""
     missing = sample.settings.get("missing_turns")
     if missing:
-        yield Finding(
-            cause="turns are left out of training",
-            evidence=f"{missing} turns of collection {sample.collection} were played, but are not in its batch",
-            remedy="invalid responses and unfinished episodes must be trained on as well",
+        yield sample.finding(
+            "turns are left out of training",
+            f"{missing} turns of collection {sample.collection} were played, but are not in its batch",
+            "invalid responses and unfinished episodes must be trained on as well",
             confidence=0.95,
-            collection=sample.collection,
         )
 
 

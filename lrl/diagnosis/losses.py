@@ -53,14 +53,13 @@ def surrogate(sample: Sample) -> Iterator[Finding]:
                 remedy += "negative advantages"
             else:
                 cause, remedy = "wrong surrogate objective", "compare the loss with the formula of the algorithm"
-            yield Finding(
-                cause=cause,
-                evidence=f"for tokens with {'positive' if positive else 'negative'} advantage whose ratio is "
+            yield sample.finding(
+                cause,
+                f"for tokens with {'positive' if positive else 'negative'} advantage whose ratio is "
                 f"{ratio:.2f}, the gradient of the loss is {factor:.3g} times that at ratio 1, and should be "
                 f"{expected:.3g} times (collection {sample.collection})",
-                remedy=remedy,
+                remedy,
                 confidence=0.95,
-                collection=sample.collection,
             )
             return
 
@@ -124,24 +123,21 @@ def _sizes(sample: Sample) -> Iterator[Finding]:
         size = np.abs(expected).max(initial=0.0)
         if np.abs(found - expected).max() > 0.02 * max(float(size), 1e-3 * float(weights.max())):
             factor = float(found @ expected) / float(expected @ expected) if size else math.inf
-            yield Finding(
-                cause=f"{name} has the wrong size",
-                evidence=f"the gradient of the {name} is {factor:.3g} times that of the formula with the configured "
+            yield sample.finding(
+                f"{name} has the wrong size",
+                f"the gradient of the {name} is {factor:.3g} times that of the formula with the configured "
                 f"{option}, relative to the surrogate (collection {sample.collection})",
-                remedy="compare the loss with the formula of the algorithm, and its coefficient with the configuration",
+                "compare the loss with the formula of the algorithm, and its coefficient with the configuration",
                 confidence=0.9,
-                collection=sample.collection,
             )
             return
 
 
 def _term(sample: Sample, cause: str, what: str, name: str) -> Finding:
-    return Finding(
-        cause=cause,
-        evidence=f"{what}, although {name} is positive (collection {sample.collection})",
-        remedy="compare the loss with the formula of the algorithm",
-        confidence=1.0,
-        collection=sample.collection,
+    return sample.finding(
+        cause,
+        f"{what}, although {name} is positive (collection {sample.collection})",
+        "compare the loss with the formula of the algorithm",
     )
 
 
@@ -150,13 +146,11 @@ def update(sample: Sample) -> Iterator[Finding]:
     if "moved" not in sample:
         return
     if sample.settings.get("mixed_turns"):
-        yield Finding(
-            cause="minibatches mix the fields of different turns",
-            evidence=f"{sample.settings['mixed_turns']} turns of minibatches have fields that no turn has "
+        yield sample.finding(
+            "minibatches mix the fields of different turns",
+            f"{sample.settings['mixed_turns']} turns of minibatches have fields that no turn has "
             f"together (collection {sample.collection})",
-            remedy="tokens, masks, log-probabilities and advantages of a turn must be selected by the same index",
-            confidence=1.0,
-            collection=sample.collection,
+            "tokens, masks, log-probabilities and advantages of a turn must be selected by the same index",
         )
     yield from _completeness(sample)
     known = sample["mask"] & np.isfinite(sample["moved"]) & (sample["advantages"] != 0)
@@ -165,57 +159,52 @@ def update(sample: Sample) -> Iterator[Finding]:
         return
     error, several = sample.settings.get("largest_ratio_error"), sample.settings.get("minibatches", 1) > 1
     if several and error is not None and error < 1e-4 and np.abs(moved).mean() > 1e-3:
-        yield Finding(
-            cause="ratio does not depend on the policy",
-            evidence=f"all ratios are 1 in all {sample.settings['minibatches']} minibatches, although updates change "
+        yield sample.finding(
+            "ratio does not depend on the policy",
+            f"all ratios are 1 in all {sample.settings['minibatches']} minibatches, although updates change "
             f"log-probabilities by {np.abs(moved).mean():.2g} nats (collection {sample.collection})",
-            remedy="the ratio must compare the current policy with the recorded log-probabilities of sampling",
+            "the ratio must compare the current policy with the recorded log-probabilities of sampling",
             confidence=0.95,
-            collection=sample.collection,
         )
     if np.abs(moved).mean() < _UNCHANGED and sample.collection > 0:
-        yield Finding(
-            cause="weights are not trained",
-            evidence=f"the updates of collection {sample.collection} change log-probabilities by "
+        yield sample.finding(
+            "weights are not trained",
+            f"the updates of collection {sample.collection} change log-probabilities by "
             f"{np.abs(moved).mean():.1g} nats",
-            remedy="compare the weights that the optimiser gets, the gradients, and the learning rate and its "
+            "compare the weights that the optimiser gets, the gradients, and the learning rate and its "
             "schedule (train/lr)",
             confidence=0.7,
-            collection=sample.collection,
-            severity="warning",
+            warning=True,
         )
     elif np.abs(moved).mean() < _SMALL_UPDATE and 0 < sample.collection < _FIRST:
-        yield Finding(
-            cause="learning rate too low",
-            evidence=f"the updates of collection {sample.collection} change log-probabilities by only "
+        yield sample.finding(
+            "learning rate too low",
+            f"the updates of collection {sample.collection} change log-probabilities by only "
             f"{np.abs(moved).mean():.2g} nats",
-            remedy="a larger model.optimizer.lr, or more data.num_epochs or data.num_minibatches",
+            "a larger model.optimizer.lr, or more data.num_epochs or data.num_minibatches",
             confidence=0.5,
-            collection=sample.collection,
-            severity="warning",
+            warning=True,
         )
     kl = -float(moved.mean())  # tokens were sampled before the updates
     if kl > _LARGE_UPDATE:
-        yield Finding(
-            cause="learning rate too high",
-            evidence=f"the updates of collection {sample.collection} change the policy by {kl:.3g} nats per token",
-            remedy=smaller_steps(sample.settings.get("lr")),
+        yield sample.finding(
+            "learning rate too high",
+            f"the updates of collection {sample.collection} change the policy by {kl:.3g} nats per token",
+            smaller_steps(sample.settings.get("lr")),
             confidence=0.8,
-            collection=sample.collection,
-            severity="warning",
+            warning=True,
         )
     if moved.std() == 0:
         return
     turns = len(np.unique(np.flatnonzero(known.any(1))))  # the tokens of a turn are not independent
     correlation = float(np.corrcoef(moved, advantages)[0, 1])
     if correlation < -4 / math.sqrt(turns):
-        yield Finding(
-            cause="update has the wrong sign",
-            evidence="the updates make tokens with positive advantages less probable: the correlation of the advantage "
+        yield sample.finding(
+            "update has the wrong sign",
+            "the updates make tokens with positive advantages less probable: the correlation of the advantage "
             f"with the change of the log-probability is {correlation:.2f} (collection {sample.collection})",
-            remedy="compare the sign of the loss, and whether the optimiser minimises it",
+            "compare the sign of the loss, and whether the optimiser minimises it",
             confidence=0.85 if correlation < -0.3 else 0.6,
-            collection=sample.collection,
         )
 
 
@@ -229,35 +218,31 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
     """Check that all turns and all weights are trained, with the learning rate of the schedule."""
     settings, collection = sample.settings, sample.collection
     if settings.get("untrained_turns"):
-        yield Finding(
-            cause="turns are not trained on equally often",
-            evidence=f"{settings['untrained_turns']} turns are missing in the minibatches of collection {collection}",
-            remedy="each pass over a collection must contain each turn once",
+        yield sample.finding(
+            "turns are not trained on equally often",
+            f"{settings['untrained_turns']} turns are missing in the minibatches of collection {collection}",
+            "each pass over a collection must contain each turn once",
             confidence=0.95,
-            collection=collection,
         )
     unchanged, count = settings.get("unchanged_weights", []), settings.get("num_weights", 0)
     if 0 < len(unchanged) < count and (sample["advantages"][sample["mask"]] != 0).any():
         of_critic = all("value" in name or "critic" in name for name in unchanged)
-        yield Finding(
-            cause="critic is not trained" if of_critic else "some weights are not trained",
-            evidence=f"the updates of collection {collection} change {count - len(unchanged)} of {count} weights, and "
+        yield sample.finding(
+            "critic is not trained" if of_critic else "some weights are not trained",
+            f"the updates of collection {collection} change {count - len(unchanged)} of {count} weights, and "
             f"not {', '.join(unchanged[:3])}" + (", ..." if len(unchanged) > 3 else ""),
-            remedy="compare the weights that the optimiser gets, and whether the loss depends on them",
+            "compare the weights that the optimiser gets, and whether the loss depends on them",
             confidence=0.8,
-            collection=collection,
         )
     if "scheduled_lr" in settings:
         actual, scheduled = settings["lr"], settings["scheduled_lr"]
         if abs(actual - scheduled) > 0.02 * max(actual, scheduled):
-            yield Finding(
-                cause="learning rate does not follow its schedule",
-                evidence=f"after collection {collection} it is {actual:.3g}, and {scheduled:.3g} according to "
-                "model.optimizer",
-                remedy="compare the number of optimiser steps of the run with the length of the schedule, and how "
+            yield sample.finding(
+                "learning rate does not follow its schedule",
+                f"after collection {collection} it is {actual:.3g}, and {scheduled:.3g} according to model.optimizer",
+                "compare the number of optimiser steps of the run with the length of the schedule, and how "
                 "often the schedule advances",
                 confidence=0.95,
-                collection=collection,
             )
 
 

@@ -97,6 +97,20 @@ class Sample:
         """Return the indices of the turns of each environment, in the order of time."""
         return [np.flatnonzero(self["env"] == env) for env in np.unique(self["env"])]
 
+    def finding(
+        self, cause: str, evidence: str, remedy: str, confidence: float = 1.0, warning: bool = False
+    ) -> Finding:
+        """Return a finding of this collection."""
+        severity = "warning" if warning else "error"
+        return Finding(
+            cause=cause,
+            evidence=evidence,
+            remedy=remedy,
+            confidence=confidence,
+            collection=self.collection,
+            severity=severity,
+        )
+
     def place(self, turn: int, token: int | None = None) -> str:
         """Return a description of a turn, or of one of its tokens, for a message."""
         where = f"collection {self.collection}, environment {self['env'][turn]}, turn {self['turn'][turn]}"
