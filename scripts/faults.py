@@ -5,15 +5,18 @@ copy of the code in which training differs from this one only by the mistake::
 
     python scripts/faults.py --code /tmp/copy --folder runs/faults --algorithm grpo --fault 01
     python scripts/faults.py --folder runs/faults --json assets/results/diagnosis_faults.json
+    python scripts/faults.py --code . --folder runs/healthy --config configs/cartpole/ppo_mlp.yaml --seeds 10
 
 A copy with the mistake is trained on five seeds. The first named cause is right if its category is that of the patch.
-It is in time if it is reported before half of the return is lost that runs without the mistake gain over these.
+It is in time if it is reported before half of the return is lost that runs without the mistake gain over these. The
+third command trains without a mistake; its folder is summarised like that of the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import json
 import os
 import shutil
@@ -26,8 +29,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FAULTS = ROOT / "assets" / "faults"
-SEEDS = (3942045591, 1796939882, 3567225531, 2657910699, 1679958385)
-"""Seeds 0 to 4 of ``lrl run_seeds``."""
+SEEDS = [int(hashlib.sha256(f"lrl-{number}".encode()).hexdigest()[:8], 16) for number in range(10)]
+"""The first seeds of ``lrl run_seeds``."""
 RUNS = {
     "grpo": ["--config", "configs/frozen_lake/grpo.yaml", "--trainer.max_epochs", "8"],
     "ppo": [
@@ -35,7 +38,7 @@ RUNS = {
         *("--data.num_envs", "16", "--data.num_epochs", "4", "--data.num_minibatches", "8"),
     ],
 }
-OPTIONS = ["--trainer.limit_val_batches", "0", "--trainer.callbacks+=Diagnosis"]
+OPTIONS = ["--trainer.limit_val_batches", "0"]
 CATEGORIES = {
     "A": (
         "padding trained",
@@ -180,7 +183,7 @@ CATEGORIES = {
 """Causes of each category of mistakes, fixed before the mistakes were known."""
 
 
-def train(code: Path, algorithm: str, run: Path, seed: int) -> None:
+def train(code: Path, arguments: Sequence[str], run: Path, seed: int) -> None:
     """Train in a child process, which has imported the code of the copy already."""
     pid = os.fork()
     if pid:
@@ -196,7 +199,7 @@ def train(code: Path, algorithm: str, run: Path, seed: int) -> None:
         from lrl.cli.program import main
 
         options = ["--seed_everything", str(seed), "--run_directory", str(run)]
-        sys.argv = ["lrl", "fit", *RUNS[algorithm], *OPTIONS, *options]
+        sys.argv = ["lrl", "fit", *arguments, *options]
         main()
     except BaseException:
         traceback.print_exc()
@@ -270,25 +273,40 @@ def summary(folder: Path) -> dict[str, Any]:
     return {"counts": {"started": len(faulty), **counts}, "rows": rows}
 
 
+def whole_runs(folder: Path) -> dict[str, Any]:
+    """Return the findings of whole runs of configurations without a mistake, by configuration and seed."""
+    runs: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("whole/*/*.json")):
+        found = json.loads(path.read_text())
+        runs.setdefault(path.parent.name, {})[path.stem] = found["findings"] if found["returns"] else "failed"
+    everything = [one for of_seeds in runs.values() for one in of_seeds.values()]
+    failed = everything.count("failed")
+    alarms = sum(len(one) for one in everything if one != "failed")
+    counts = {"started": len(everything), "failed": failed, "alarms": alarms}
+    return {"counts": counts, "runs": runs}
+
+
 def main() -> None:
     """Train the copy with one patch, or without one, on all seeds; or write what was found in all runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--code", type=Path, help="a clone of the repository, which is changed")
     parser.add_argument("--folder", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--algorithm", choices=RUNS)
+    parser.add_argument("--config", help="train whole runs of this configuration, without a mistake")
     parser.add_argument("--fault", default="none", help="name of the patch; none trains without a mistake")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write what was found in all runs of the folder, and train nothing")
     args = parser.parse_args()
     if args.json is not None:
         commit = subprocess.check_output(["git", "-C", str(ROOT), "rev-parse", "HEAD"], text=True)
         command = f"python scripts/faults.py --folder RUNS --json {args.json}"
+        results = whole_runs if (args.folder / "whole").exists() else summary
         args.json.write_text(
-            json.dumps({"command": command, "commit": commit.strip(), **summary(args.folder)}, indent=1) + "\n"
+            json.dumps({"command": command, "commit": commit.strip(), **results(args.folder)}, indent=1) + "\n"
         )
         return
-    if args.code is None or args.algorithm is None:
-        parser.error("--code and --algorithm are missing.")
+    if args.code is None or (args.algorithm is None) == (args.config is None):
+        parser.error("--code and one of --algorithm and --config must be given.")
     git = ["git", "-C", str(args.code)]
     subprocess.run([*git, "checkout", "-q", "."], check=True)
     if args.fault != "none":
@@ -300,15 +318,19 @@ def main() -> None:
     import lrl.cli.main  # noqa: F401
 
     assert Path(lrl.cli.main.__file__).is_relative_to(args.code.resolve()), lrl.cli.main.__file__
-    folder = args.folder.resolve() / args.algorithm / args.fault
+    folder, arguments = args.folder.resolve(), ["--config", args.config or ""]
+    if args.config is None:
+        folder, arguments = folder / args.algorithm / args.fault, RUNS[args.algorithm]
+    else:
+        folder = folder / "whole" / Path(args.config).with_suffix("").as_posix().replace("/", "_")
     for seed in SEEDS[: args.seeds]:
         run = folder / str(seed)
         path = run.with_suffix(".json")
         if not path.exists():
-            train(args.code.resolve(), args.algorithm, run, seed)
+            train(args.code.resolve(), [*arguments, *OPTIONS], run, seed)
             path.write_text(json.dumps(outcome(run), indent=1))
         found = json.loads(path.read_text())
-        print(args.algorithm, args.fault, seed, found["findings"], flush=True)
+        print(folder.name, seed, found["findings"], flush=True)
 
 
 if __name__ == "__main__":

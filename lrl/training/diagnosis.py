@@ -47,7 +47,7 @@ class Diagnosis(L.Callback):
         turns: maximum number of turns to record; more if a single group has more.
     """
 
-    def __init__(self, every_n_collections: PositiveInt = 10, turns: PositiveInt = 128) -> None:
+    def __init__(self, every_n_collections: PositiveInt = 20, turns: PositiveInt = 128) -> None:
         check_arguments(Diagnosis.__init__, locals(), "Diagnosis")
         self.every_n_collections, self.turns = every_n_collections, turns
         self.samples: list[Sample] = []
