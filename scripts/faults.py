@@ -308,7 +308,8 @@ def main() -> None:
     if args.code is None or (args.algorithm is None) == (args.config is None):
         parser.error("--code and one of --algorithm and --config must be given.")
     git = ["git", "-C", str(args.code)]
-    subprocess.run([*git, "checkout", "-q", "."], check=True)
+    if args.algorithm is not None:
+        subprocess.run([*git, "checkout", "-q", "."], check=True)
     if args.fault != "none":
         patch = FAULTS / args.algorithm / args.fault / "fault.patch"
         subprocess.run([*git, "apply", "--recount", str(patch.resolve())], check=True)

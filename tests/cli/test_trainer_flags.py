@@ -242,8 +242,8 @@ REFUSED_SWEEP = {
         "HH:MM:SS, not as 'an hour'.",
     ),
     "endless": (
-        [*flag("max_epochs", -1), *flag("max_time", "00:00:00:01")],
-        "model.optimizer.schedule is 'linear'; it needs trainer.max_epochs or trainer.max_steps.",
+        [*flag("max_epochs", -1), *flag("max_time", "00:00:00:01"), "--data.max_env_steps", "null"],
+        "model.optimizer.schedule is 'linear'; it needs trainer.max_epochs, trainer.max_steps, or ",
     ),
     "TQDMProgressBar": (
         callback("TQDMProgressBar"),
