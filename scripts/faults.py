@@ -270,7 +270,7 @@ def summary(folder: Path) -> dict[str, Any]:
         rows.append({"algorithm": algorithm, "fault": "none", "alarms": {k: v["findings"] for k, v in healthy.items()}})
     faulty = [run for row in rows for run in row.get("runs", {}).values()]
     counts = {name: sum(run[name] for run in faulty) for name in ("finished", "right", "named", "in_time")}
-    return {"counts": {"started": len(faulty), **counts}, "rows": rows}
+    return {"totals": {"started": len(faulty), **counts}, "rows": rows}
 
 
 def whole_runs(folder: Path) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def whole_runs(folder: Path) -> dict[str, Any]:
     failed = everything.count("failed")
     alarms = sum(len(one) for one in everything if one != "failed")
     counts = {"started": len(everything), "failed": failed, "alarms": alarms}
-    return {"counts": counts, "runs": runs}
+    return {"totals": counts, "findings": runs}
 
 
 def main() -> None:
