@@ -297,6 +297,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write what was found in all runs of the folder, and train nothing")
     args = parser.parse_args()
+    algorithm: str = args.algorithm or ""
     if args.json is not None:
         commit = subprocess.check_output(["git", "-C", str(ROOT), "rev-parse", "HEAD"], text=True)
         command = f"python scripts/faults.py --folder RUNS --json {args.json}"
@@ -311,7 +312,7 @@ def main() -> None:
     if args.algorithm is not None:
         subprocess.run([*git, "checkout", "-q", "."], check=True)
     if args.fault != "none":
-        patch = FAULTS / args.algorithm / args.fault / "fault.patch"
+        patch = FAULTS / algorithm / args.fault / "fault.patch"
         subprocess.run([*git, "apply", "--recount", str(patch.resolve())], check=True)
     sys.path.insert(0, str(args.code.resolve()))
     import lightning.pytorch  # noqa: F401 (imported once, before the children are forked)
@@ -321,7 +322,7 @@ def main() -> None:
     assert Path(lrl.cli.main.__file__).is_relative_to(args.code.resolve()), lrl.cli.main.__file__
     folder, arguments = args.folder.resolve(), ["--config", args.config or ""]
     if args.config is None:
-        folder, arguments = folder / args.algorithm / args.fault, RUNS[args.algorithm]
+        folder, arguments = folder / algorithm / args.fault, RUNS[algorithm]
     else:
         folder = folder / "whole" / Path(args.config).with_suffix("").as_posix().replace("/", "_")
     for seed in SEEDS[: args.seeds]:
