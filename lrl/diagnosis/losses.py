@@ -145,13 +145,6 @@ def update(sample: Sample) -> Iterator[Finding]:
     """Check the change of the log-probabilities of sampled tokens in the updates of the collection."""
     if "moved" not in sample:
         return
-    if sample.settings.get("mixed_turns"):
-        yield sample.finding(
-            "minibatches mix the fields of different turns",
-            f"{sample.settings['mixed_turns']} turns of minibatches have fields that no turn has "
-            f"together (collection {sample.collection})",
-            "tokens, masks, log-probabilities and advantages of a turn must be selected by the same index",
-        )
     yield from _completeness(sample)
     known = sample["mask"] & np.isfinite(sample["moved"]) & (sample["advantages"] != 0)
     moved, advantages = sample["moved"][known], sample["advantages"][known]
@@ -215,8 +208,15 @@ def smaller_steps(rate: float | None) -> str:
 
 
 def _completeness(sample: Sample) -> Iterator[Finding]:
-    """Check that all turns and all weights are trained, with the learning rate of the schedule."""
+    """Check that minibatches have all turns as they are, and that all weights are trained at the scheduled rate."""
     settings, collection = sample.settings, sample.collection
+    if settings.get("mixed_turns"):
+        yield sample.finding(
+            "minibatches mix the fields of different turns",
+            f"{settings['mixed_turns']} turns of minibatches have fields that no turn has "
+            f"together (collection {collection})",
+            "tokens, masks, log-probabilities and advantages of a turn must be selected by the same index",
+        )
     if settings.get("untrained_turns"):
         yield sample.finding(
             "turns are not trained on equally often",
