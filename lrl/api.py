@@ -28,7 +28,6 @@ from lrl.prompts import PromptTemplate
 from lrl.registry import build, short_name
 from lrl.rollouts.examples import add_examples
 from lrl.training.checkpoint import CollectionCheckpoint
-from lrl.training.diagnosis import Diagnosis
 from lrl.training.module import PolicyModule, RunModule
 from lrl.training.progress import ConsoleProgress
 from lrl.training.resume import arguments_of, described
@@ -57,8 +56,8 @@ def train(
         data: data module of rollouts or demonstrations.
         max_epochs: number of collections, or of passes over demonstrations; -1 sets no limit.
         run_directory: a folder that does not exist yet or is empty; None writes nothing.
-        callbacks: Lightning callbacks. With ``run_directory``, callbacks for progress, transcripts, checkpoints and
-            the diagnosis are added unless this list has one of the same class.
+        callbacks: Lightning callbacks. With ``run_directory``, callbacks for progress, transcripts and checkpoints are
+            added unless this list has one of the same class.
         ckpt_path: a checkpoint or a run directory from which to resume.
         trainer_settings: further arguments of :class:`lightning.Trainer`, such as ``devices`` and ``precision``.
 
@@ -76,7 +75,7 @@ def train(
     directory = None if run_directory is None else RunDirectory.create(str(run_directory), "", data.seed)
     if directory is not None:
         given = {type(callback) for callback in callbacks}
-        defaults = ConsoleProgress(), Transcripts(), CollectionCheckpoint(), Diagnosis()
+        defaults = ConsoleProgress(), Transcripts(), CollectionCheckpoint()
         used[:0] = [callback for callback in defaults if type(callback) not in given]
         settings |= {"default_root_dir": directory.path, "logger": _loggers(directory.path)}
     try:

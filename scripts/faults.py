@@ -38,7 +38,7 @@ RUNS = {
         *("--data.num_envs", "16", "--data.num_epochs", "4", "--data.num_minibatches", "8"),
     ],
 }
-OPTIONS = ["--trainer.limit_val_batches", "0"]
+OPTIONS = ["--trainer.limit_val_batches", "0", "--trainer.callbacks+=Diagnosis"]
 CATEGORIES = {
     "A": (
         "padding trained",

@@ -50,7 +50,7 @@ class Diagnosis(L.Callback):
     def __init__(self, every_n_collections: PositiveInt = 20, turns: PositiveInt = 128) -> None:
         check_arguments(Diagnosis.__init__, locals(), "Diagnosis")
         self.every_n_collections, self.turns = every_n_collections, turns
-        self.samples: list[Sample] = []
+        self.recorded: list[Sample] = []
         """The samples of this process, the latest last."""
         self._reported: set[str] = set()
         self._replay: Replay | None = None
@@ -83,7 +83,7 @@ class Diagnosis(L.Callback):
         self._keep(sample, trainer)
         found = diagnose_samples([sample])
         for of_all in SERIES_DETECTORS:
-            found += of_all(self.samples)
+            found += of_all(self.recorded)
         for finding in found:
             self._report(finding)
 
@@ -96,9 +96,9 @@ class Diagnosis(L.Callback):
             passes = pl_module.policy.passes(self._part, False)
             logprobs = torch.zeros_like(self._part.old_logprobs)
             for some in passes:
-                logprobs[some] = pl_module.policy.evaluate(self._part[some]).logprobs
+                logprobs[some] = pl_module.policy.evaluate(self._part[some]).logprobs.to(logprobs.dtype)
         moved = array_of(logprobs - self._part.old_logprobs)
-        sample = self.samples.pop()
+        sample = self.recorded.pop()
         sample = replace(sample, settings={**sample.settings, **self._of_updates(trainer, pl_module)})
         sample = replace(sample, arrays={**sample.arrays, "moved": moved})
         self._keep(sample, trainer)
@@ -134,17 +134,17 @@ class Diagnosis(L.Callback):
 
     def _keep(self, sample: Sample, trainer: L.Trainer) -> None:
         write_sample(sample, Path(trainer.default_root_dir))
-        self.samples = [*self.samples, sample][-_KEPT:]
+        self.recorded = [*self.recorded, sample][-_KEPT:]
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environment in which episodes are played again."""
         if self._replay is not None:
             self._replay.close()
             self._replay = None
-        if stage == "fit" and self.samples and not self._reported:
-            turns = sum(map(len, self.samples))
+        if stage == "fit" and self.recorded and not self._reported:
+            turns = sum(map(len, self.recorded))
             found = "Diagnosis: no mistake in the last %d samples, which have %d turns"
-            logging.getLogger("lrl").info(found, len(self.samples), turns)
+            logging.getLogger("lrl").info(found, len(self.recorded), turns)
 
     def _records(self, trainer: L.Trainer, module: Any, data: Any) -> bool:
         """Return whether the current collection is to be recorded by this process, and has not been trained on yet."""

@@ -305,8 +305,8 @@ def reported(rollout: Rollout, turns: Tensor, times: Tensor, columns: Tensor) ->
     if valid is not None and len(valid) == rollout.num_turns:
         out["valid"] = valid[turns]
     if success is not None and len(success) == int(ends.sum()):
-        spread = torch.full(ends.shape, torch.nan)
-        spread[ends] = success.cpu()
+        spread = torch.full(ends.shape, torch.nan, dtype=torch.float64)
+        spread[ends] = success.double().cpu()
         out["success"] = spread[times, columns]
     return out
 

@@ -77,7 +77,7 @@ def test_overlays_can_be_combined_with_an_experiment_and_with_each_other():
     assert (trainer.max_epochs, trainer.check_val_every_n_epoch) == (3, 3)
     assert trainer.strategy.class_path == "lightning.pytorch.strategies.ModelParallelStrategy"  # in place of "ddp"
     assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger", "TrackioLogger", "WandbLogger"]
-    assert len(trainer.callbacks) == 7
+    assert len(trainer.callbacks) == 6
     language_model = policy.language_model  # that of the experiment, quantised
     assert (language_model.name, language_model.quantization) == ("assets/tiny-lm", "nf4")
     assert language_model.lora.r == 16 and policy.prompt.response_format == "think_answer"
@@ -195,7 +195,7 @@ def test_chat_models_and_callbacks_are_named_without_their_module():
 def test_the_seed_reaches_the_data():
     parsed = parse("--config", "configs/frozen_lake/grpo.yaml", "--seed_everything", "7")
     assert parsed.data.init_args.seed == 7
-    assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger"] and len(parsed.trainer.callbacks) == 7
+    assert loggers_of(parsed) == ["CSVLogger", "TensorBoardLogger"] and len(parsed.trainer.callbacks) == 6
 
 
 @pytest.mark.slow

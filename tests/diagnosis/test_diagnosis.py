@@ -291,3 +291,9 @@ def test_constant_advantages_of_a_sample_are_not_wrong(recorded):
     sample = Sample(collection=0, settings=settings, observations=(), responses=(), pieces=(), arrays={})
     assert _distance(recorded, np.zeros(4), sample) == 0
     assert _distance(np.arange(4.0), np.zeros(4), sample) == 2
+
+
+def test_weights_in_bfloat16_are_recorded(tiny_folder, tmp_path):
+    trainer = make_trainer(tmp_path, Diagnosis(), max_epochs=1, precision="bf16-true")
+    trainer.fit(grpo(tiny_folder, kl={"coef": 0.0}), rollout_data("episodes"))
+    assert len(list((tmp_path / "samples").iterdir())) == 1
