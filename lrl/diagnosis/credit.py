@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
@@ -15,6 +16,11 @@ _EQUAL = 1e-3
 _FITTED = 1e-2
 """Relative difference up to which advantages count as those of rewards of another scale."""
 
+_MIN_OUTSIDE, _MIN_SHARE, _MOST = 8, 0.2, 0.95
+"""Number and share of right advantages from which the others are the place of a mistake; share of the turns that must
+agree with a mistake."""
+_MIN_PAIRS, _FLOAT32 = 4, 2e-6
+"""Smallest number of targets of the critic that are compared with those of the next turn, and rounding of them."""
 _DISCOUNTS = (0.0, 0.5, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 """Values of gamma and gae_lambda that are tried."""
 
@@ -42,7 +48,9 @@ def advantages(sample: Sample) -> Iterator[Finding]:
     distances = [(_distance(recorded, values, sample), name) for name, values in other]
     distance, cause = min(distances, key=lambda known: known[0], default=(2.0, ""))
     where, why = np.argwhere(mask)[0], ""
-    if distance < _EQUAL:
+    if np.abs(recorded).max(initial=0.0) < _EQUAL * max(float(np.abs(expected).max()), 1e-9):
+        cause, why = "advantages are all 0", ", and are all 0"
+    elif distance < _EQUAL:
         why = f", and are those of this mistake up to {distance:.1g}"
     elif (scale := _reward_scale(recorded, sample)) is not None and abs(scale - 1) > _FITTED:
         cause = "reward has the wrong sign" if scale < 0 else "reward has the wrong scale"
@@ -57,6 +65,8 @@ def advantages(sample: Sample) -> Iterator[Finding]:
     else:
         cause = next((name for name, values in other if _line(recorded, values) is not None), "")
         why = ", and are those of this mistake up to a factor and an offset" if cause else ""
+        if not cause:
+            cause, why = _localised(recorded, expected, sample)
     yield sample.finding(
         cause if why else "wrong advantages",
         f"advantages differ from those of the configured estimator by {correct:.2g} of their spread{why} "
@@ -85,6 +95,50 @@ def critic_targets(sample: Sample) -> Iterator[Finding]:
         )
 
 
+def neighbours(sample: Sample) -> Iterator[Finding]:
+    """Check that the targets of the critic follow from those of the next turn, and not of another environment or turn.
+
+    Only recorded numbers are used, so that this also works where estimates for the whole sample do not.
+    """
+    credit = sample.settings.get("credit") or {}
+    if "returns" not in sample or "values" not in sample or credit.get("kind") != "turn":
+        return
+    lam = credit["gae_lambda"] if credit.get("critic_lambda") is None else credit["critic_lambda"]
+    first = sample["mask"].argmax(1), np.arange(len(sample))
+    values, returns = sample["values"][:, 0], sample["returns"][first[1], first[0]]
+    place = {(int(time), int(env)): turn for turn, (time, env) in enumerate(zip(sample["time"], sample["env"]))}
+    steps = {
+        (1, 0): "",
+        (0, 1): "time and environments are swapped",
+        (0, -1): "time and environments are swapped",
+        (-1, 0): "returns run backwards in time",
+    }
+    for (later, beside), cause in steps.items():
+        pairs = [
+            (turn, place[time + later, env + beside])
+            for (time, env), turn in place.items()
+            if not (sample["terminated"][turn] or sample["cut"][turn]) and (time + later, env + beside) in place
+        ]
+        if len(pairs) < (2 if cause else _MIN_PAIRS):  # the first are refuted before the others are tried
+            if not cause:
+                return
+            continue
+        turns, following = np.array(pairs).T
+        future = (1 - lam) * values[following] + lam * returns[following]
+        expected = sample["rewards"][turns] + credit["gamma"] * future
+        close = np.abs(expected - returns[turns]) < _FLOAT32 * max(float(np.abs(returns).max()), 1e-6)
+        if close.mean() > _MOST:
+            if cause:
+                yield sample.finding(
+                    cause,
+                    f"the target of the critic in {sample.place(int(turns[0]))} follows from that of environment "
+                    f"{sample['env'][following[0]]} at time {sample['time'][following[0]]}, and so do "
+                    f"{close.mean():.0%} of {len(turns)}",
+                    "arrays have the axes time and environment; compare the order in which returns are summed",
+                )
+            return
+
+
 def _normalised(sample: Sample) -> bool:
     """Return whether advantages are scaled by numbers of the whole collection, of which a sample is only a part."""
     return (
@@ -108,6 +162,47 @@ def _distance(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> flo
             return 2.0
         expected = factor * expected + offset
     return float(np.abs(recorded - expected).max() / max(recorded.std(), np.abs(recorded - expected).std(), 1e-9))
+
+
+def _localised(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> tuple[str, str]:
+    """Return the cause and a description of tokens outside which all advantages are right; empty if none is known."""
+    mask, shape = sample["mask"], sample["mask"].shape
+    last = mask & ~_without_last(mask)
+    ends: dict[str, np.ndarray] = {}
+    for kind in ("terminated", "truncated"):
+        before = np.zeros(len(sample), dtype=bool)  # turns of episodes that end so in the sample
+        for turns in sample.envs():
+            follows = False
+            for turn in reversed(turns):
+                if sample["terminated"][turn] or sample["truncated"][turn]:
+                    follows = bool(sample[kind][turn])
+                before[turn] = follows
+        ends[kind] = before
+    invalid = sample["valid"] == 0 if "valid" in sample else np.zeros(len(sample), dtype=bool)
+    turns = {
+        "advantages of invalid responses are wrong": (invalid, "of invalid responses"),
+        "advantages before a termination are wrong": (ends["terminated"], "of episodes that terminate"),
+        "advantages before a truncation are wrong": (ends["truncated"], "of episodes that are truncated"),
+    }
+    places = {"end token not trained": (last[mask], "of the last token of each response")}
+    places |= {
+        cause: (np.broadcast_to(some[:, None], shape)[mask], what)
+        for cause, (some, what) in turns.items()
+        if some.any() and not some.all()
+    }
+    for cause, (inside, what) in places.items():
+        outside = ~inside
+        if outside.sum() < _MIN_OUTSIDE or outside.sum() < _MIN_SHARE * len(outside):
+            continue
+        if expected[outside].std() < 1e-9 or len(np.unique(expected[outside])) < 3:
+            continue
+        line = (1.0, 0.0) if not _normalised(sample) else _line(recorded[outside], expected[outside])
+        if line is None:
+            continue
+        wrong = np.abs(recorded - line[0] * expected - line[1]) > _EQUAL * recorded.std()
+        if wrong.any() and not wrong[outside].any():
+            return cause, f", but only those {what}"
+    return "", ""
 
 
 def _rounding(sample: Sample, expected: np.ndarray) -> float:
@@ -254,10 +349,27 @@ def _ppo(sample: Sample) -> Estimates:
     yield "advantages are returns without baseline", correct + sample["values"]
     yield "advantages are negated", -correct
     yield "negative advantages are missing", np.maximum(correct, 0.0)
+    yield "end token not trained", correct * _without_last(sample["mask"])
+    for cause, values in _other_values(sample).items():
+        other = replace(sample, arrays={**sample.arrays, "values": np.repeat(values[:, None], correct.shape[1], 1)})
+        yield cause, ppo_credit(other)[0]
     configured = sample.settings["credit"]["gamma"], sample.settings["credit"]["gae_lambda"]
     for gamma, lam in product(_DISCOUNTS, _DISCOUNTS):
         if (gamma, lam) != configured:
             yield "another gamma or gae_lambda is used", ppo_credit(sample, gamma=gamma, lam=lam)[0]
+
+
+def _other_values(sample: Sample) -> dict[str, np.ndarray]:
+    """Return the values of turns that mistakes use instead of those before the first token, ``(turn,)``, by cause."""
+    mask, values = sample["mask"], sample["values"]
+    count = np.maximum(mask.sum(1), 1)
+    return {
+        "values are averaged over padding": values.mean(1),
+        "values are averaged over tokens": (values * mask).sum(1) / count,
+        "values are those after the last token": values[np.arange(len(values)), count - 1],
+        "values are those of other turns": np.roll(values[:, 0], 1),
+        "values are not used": np.zeros(len(values)),
+    }
 
 
 def _reinforce(sample: Sample) -> Estimates:
@@ -337,6 +449,12 @@ def _grpo(sample: Sample) -> Estimates:
     }
     for cause, values in everywhere.items():
         yield cause, np.broadcast_to(values[:, None], sample["mask"].shape)
+    yield "end token not trained", correct[:, None] * _without_last(sample["mask"])
+
+
+def _without_last(mask: np.ndarray) -> np.ndarray:
+    """Return a mask without the last token of each turn."""
+    return mask & np.concatenate([mask[:, 1:], np.zeros_like(mask[:, :1])], axis=1)
 
 
 def _other_baselines(sample: Sample, returns: np.ndarray, groups: np.ndarray, scale: str) -> np.ndarray:
@@ -393,5 +511,5 @@ _HYPOTHESES: dict[str, Callable[[Sample], Estimates]] = {
     "REINFORCEPlusPlusModule": _reinforce,
 }
 
-CREDIT_DETECTORS = (advantages, group_means, normalisation, critic_targets)
+CREDIT_DETECTORS = (neighbours, advantages, group_means, normalisation, critic_targets)
 """Detectors that use one sample."""

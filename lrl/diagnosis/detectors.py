@@ -155,6 +155,41 @@ def recorded_logprobs(sample: Sample) -> Iterator[Finding]:
     )
 
 
+def sampled_and_trained(sample: Sample) -> Iterator[Finding]:
+    """Compare the log-probabilities of sampling with those that training computes before the first update."""
+    if "evaluated" not in sample or sample.settings.get("weighted"):
+        return
+    known = sample["mask"] & np.isfinite(sample["evaluated"])
+    difference = np.where(known, np.abs(sample["evaluated"] - sample["logprobs"]), 0.0)
+    if difference.max(initial=0.0) > _tolerance(sample):
+        turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
+        yield sample.finding(
+            "sampling and training disagree",
+            f"the log-probability of a token is {sample['logprobs'][turn, token]:.4f} in sampling, and "
+            f"{sample['evaluated'][turn, token]:.4f} in training before the first update ({sample.place(turn, token)})",
+            "sampling and training must use the same weights, inputs, actions, temperature and dtype",
+            confidence=0.9,
+        )
+
+
+def drawn_tokens(sample: Sample) -> Iterator[Finding]:
+    """Compare sampled tokens with those that the current weights give with the same random numbers."""
+    if "drawn" not in sample or sample.settings["half_precision"]:
+        return
+    known = response_mask(sample) & (sample["drawn"] >= 0)
+    wrong = known & (sample["drawn"] != sample["ids"])
+    if wrong.sum() >= 2:  # rounding changes one in a million tokens
+        turn, token = (int(place) for place in np.argwhere(wrong)[0])
+        yield sample.finding(
+            "tokens are not sampled by the current weights",
+            f"{int(wrong.sum())} of {int(known.sum())} sampled tokens are not those that the policy gives with the same "
+            f"random numbers ({sample.place(turn, token)})",
+            "sampling must use the weights of the latest update, the configured temperature, and the random numbers "
+            "of its own environment and turn",
+            confidence=0.9,
+        )
+
+
 def _tolerance(sample: Sample) -> float:
     return _LOGPROB_TOLERANCE[sample.settings["half_precision"]]
 
@@ -282,7 +317,7 @@ def rewards(sample: Sample) -> Iterator[Finding]:
     """Check that rewards are not all equal."""
     if len(sample) >= 32 and np.ptp(sample["rewards"]) == 0 and not sample["terminated"].all():
         return  # such as 0 in all turns of a sparse task, or 1 per step
-    legal = "valid" not in sample or bool(sample["valid"].any())  # else invalid responses explain the reward
+    legal = "valid" not in sample or sample["valid"].mean() > 0.5  # else invalid responses explain the reward
     solved = "success" in sample and bool((sample["success"] == 1).all())
     unlike = legal and not solved and len(set(sample.responses)) > 1
     if len(sample) >= 32 and np.ptp(sample["rewards"]) == 0 and unlike:
@@ -300,6 +335,8 @@ DETECTORS: tuple[SampleDetector, ...] = (
     *EPISODE_DETECTORS,
     trained_tokens,
     recorded_logprobs,
+    sampled_and_trained,
+    drawn_tokens,
     recorded_entropy,
     recorded_values,
     reference,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -15,6 +16,8 @@ _LEAKED_SHARE = 0.05
 """Share of training episodes with seeds of held-out episodes from which seeds are not shared by chance."""
 _IMPOSSIBLE = -25.0
 """Logarithm of a probability below which an event is no coincidence."""
+_MIN_TEXTS, _CHANCE = 30, 1e-6
+"""Number of texts from which their numbers are compared with the observations; probability of a coincidence."""
 _REMEDY = "compare the loop that plays the environments, and the wrappers of the environment"
 
 
@@ -89,6 +92,8 @@ def _replayed_rewards(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
         cause, what = "reward has the wrong scale", f"recorded rewards are {factor:g} times those of the environment"
     elif np.allclose(rewards - expected, (rewards - expected)[0], atol=1e-4):
         cause, what = "reward has an offset", f"recorded rewards are larger by {(rewards - expected)[0]:g}"
+    elif _after_invalid(sample, known, wrong):
+        cause, what = "rewards are shifted after invalid responses", "rewards are right up to the first invalid response"
     elif shifted:
         cause, what = "rewards are shifted by one turn", "recorded rewards are those of the turn before or after"
     elif np.allclose(rewards, np.clip(expected, rewards.min(), rewards.max()), atol=1e-4):
@@ -102,6 +107,21 @@ def _replayed_rewards(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
         f"played again ({sample.place(turn)}; {int(wrong.sum())} of {len(wrong)} turns differ)",
         _REMEDY,
     )
+
+
+def _after_invalid(sample: Sample, known: np.ndarray, wrong: np.ndarray) -> bool:
+    """Return whether all wrong rewards are those of an invalid response or of environments after one."""
+    if "valid" not in sample:
+        return False
+    turns, before = np.flatnonzero(known), 0
+    for time in np.unique(sample["time"][turns]):
+        at = sample["time"][turns] == time
+        invalid = sample["env"][(sample["time"] == time) & (sample["valid"] == 0)]
+        early = at & (sample["env"][turns] < invalid.min(initial=np.iinfo(np.int64).max))
+        if (wrong & early).any():
+            return False
+        before += int(early.sum())
+    return before >= _MIN_EPISODES
 
 
 def _shifted_by_one(sample: Sample, known: np.ndarray) -> bool:
@@ -128,6 +148,8 @@ def _replayed_ends(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
     for cause, wrong in kinds.items():
         turns = np.flatnonzero(wrong & known)
         if len(turns):
+            if cause == "end of an episode is missed" and "valid" in sample and not sample["valid"][turns].any():
+                cause = "invalid responses do not end the episode"
             yield sample.finding(
                 cause,
                 f"terminated or truncated differ from those of the same episode played again, at {len(turns)} "
@@ -299,6 +321,59 @@ def success_and_return(samples: Sequence[Sample]) -> Iterator[Finding]:
         return
 
 
+def observation_texts(sample: Sample) -> Iterator[Finding]:
+    """Compare the texts of observations with the native observations of the same episodes played again."""
+    if "replay_native" not in sample or not all(sample.observations):
+        return
+    native = sample["replay_native"]
+    known = np.flatnonzero(np.isfinite(native).all(1))
+    texts = [_without_reason(sample.observations[turn]) for turn in known]
+    native, what = native[known], ""
+    states = {(text, *row) for text, row in zip(texts, native.tolist(), strict=True)}
+    if native.shape[1] == 1 and (native == native.round()).all() and len(states) > len(set(texts)):
+        what = f"{len(states)} different states have only {len(set(texts))} different texts"
+    numbers = [[float(number) for number in re.findall(r"-?\d+(?:\.\d+)?", text)] for text in texts]
+    if len(texts) >= _MIN_TEXTS and {len(one) for one in numbers} == {native.shape[1]}:
+        shown = np.array(numbers)
+        for index in range(native.shape[1]):
+            of_text, of_state = shown[:, index], native[:, index]
+            varied = min(len(np.unique(of_text)), len(np.unique(of_state))) >= _MIN_EPISODES
+            if varied and abs(np.corrcoef(of_text, of_state)[0, 1]) < 0.5:
+                what = f"number {index} of the text does not follow number {index} of the observation"
+    if what:
+        yield sample.finding(
+            "observations do not show the state",
+            f"{what} ({sample.place(int(known[0]))}, text {_short(texts[0])})",
+            "compare the codec that writes observations with the observation space",
+            confidence=0.9,
+        )
+
+
+def shown_answers(sample: Sample) -> Iterator[Finding]:
+    """Check that observations do not end with the action that is right, in episodes of one turn."""
+    names = sample.settings.get("action_names")
+    if not names or "success" not in sample or not sample["terminated"].all() or not all(sample.observations):
+        return
+
+    def last(text: str) -> str:
+        places = {name: match.end() for name in names for match in re.finditer(rf"\b{re.escape(name)}\b", text.lower())}
+        return max(places, key=lambda name: places[name], default="")
+
+    shown, chosen = (np.array([last(text) for text in texts]) for texts in (sample.observations, sample.responses))
+    success, same = sample["success"] == 1, (shown == chosen) & (shown != "")
+    others = success[~same & (chosen != "")]
+    by_chance = float(success.mean()) ** int(same.sum())
+    if len(np.unique(shown)) > 1 and len(others) and success[same].all() and by_chance < _CHANCE:
+        yield sample.finding(
+            "prompts contain the answer",
+            f"all {int(same.sum())} responses with the action that the observation names last succeed, and "
+            f"{others.mean():.0%} of the others (collection {sample.collection}, observation "
+            f"{_short(sample.observations[int(same.argmax())])})",
+            "the observation must not contain the action of the data set",
+            confidence=0.9,
+        )
+
+
 def rewards_of_states(sample: Sample) -> Iterator[Finding]:
     """Compare the rewards of responses to the same observation, in episodes of one turn."""
     if "success" not in sample or not sample["terminated"].all() or not all(sample.observations):
@@ -374,6 +449,8 @@ EPISODE_DETECTORS = (
     prompts,
     groups,
     invalid_responses,
+    observation_texts,
+    shown_answers,
     rewards_of_states,
     held_out_seeds,
     missing_turns,

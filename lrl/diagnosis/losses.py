@@ -179,7 +179,7 @@ def update(sample: Sample) -> Iterator[Finding]:
             warning=True,
         )
     kl = -float(moved.mean())  # tokens were sampled before the updates
-    if kl > _LARGE_UPDATE:
+    if kl > _LARGE_UPDATE and sample.collection < _FIRST:  # a single one later may be harmless, see metrics.step_size
         yield sample.finding(
             "learning rate too high",
             f"the updates of collection {sample.collection} change the policy by {kl:.3g} nats per token",
@@ -217,12 +217,28 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             f"together (collection {collection})",
             "tokens, masks, log-probabilities and advantages of a turn must be selected by the same index",
         )
+    if settings.get("repeated_turns"):
+        yield sample.finding(
+            "turns are not trained on equally often",
+            f"{settings['repeated_turns']} turns are in more minibatches of collection {collection} than data.num_epochs",
+            "each pass over a collection must contain each turn once",
+            confidence=0.95,
+        )
     if settings.get("untrained_turns"):
         yield sample.finding(
             "turns are not trained on equally often",
             f"{settings['untrained_turns']} turns are missing in the minibatches of collection {collection}",
             "each pass over a collection must contain each turn once",
             confidence=0.95,
+        )
+    norm, limit = settings.get("largest_gradient", 0.0), settings.get("gradient_clip_val")
+    if limit and norm > 1.01 * limit:
+        yield sample.finding(
+            "gradients are not clipped",
+            f"in collection {collection} the optimiser gets gradients of norm {norm:.3g}, and "
+            f"trainer.gradient_clip_val is {limit:g}",
+            "compare where gradients are clipped with where the optimiser steps",
+            confidence=0.9,
         )
     unchanged, count = settings.get("unchanged_weights", []), settings.get("num_weights", 0)
     if 0 < len(unchanged) < count and (sample["advantages"][sample["mask"]] != 0).any():

@@ -64,7 +64,8 @@ class Sample:
     - ``(turn,)``, NaN for turns that were not played again in a new environment: ``replay_rewards``,
       ``replay_terminated`` and ``replay_truncated``; ``replay_valid``, whether the response is a legal action;
       ``replay_observed``, whether the observation was the same; ``replay_repeats``, whether playing them a second time
-      gave the same results; and ``replay_final_values``, the value of the state after a turn that is cut;
+      gave the same results; ``replay_native``, ``(turn, number)``, the native observation, if it consists of numbers;
+      and ``replay_final_values``, the value of the state after a turn that is cut;
     - ``(turn, token)``: ``ids``, int64; ``mask``, bool, the tokens on which the policy is trained; ``logprobs``, those
       that were recorded while sampling; ``advantages``; ``gradients``, the derivative of the loss with respect to the
       log-probability of the token;
@@ -80,7 +81,8 @@ class Sample:
       action;
     - ``evaluated``, ``entropy`` and ``evaluated_values``: log-probabilities, entropies and values that training
       computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
-      ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn.
+      ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn, and ``drawn``, int64, the
+      tokens that its distributions give with the random numbers of sampling, -1 where they are not computed.
     """
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -60,6 +60,8 @@ class Diagnosis(L.Callback):
         """Hashes of the turns of its minibatches so far."""
         self._weights: dict[str, float] = {}
         """Checksum of each trained weight before the updates of the latest sample's collection."""
+        self._gradient = 0.0
+        """Largest norm of the gradients of its minibatches."""
         self._part: TurnBatch | None = None
         """Turns of the latest sample until the updates of its collection are finished."""
 
@@ -79,13 +81,21 @@ class Diagnosis(L.Callback):
             sample, self._part = sample_of(pl_module, data, self.turns, self._replay)
         assert data.batch is not None
         self._rows, self._trained = Counter(rows_of(data.batch)), Counter(rows_of(batch))
-        self._weights = _checksums(pl_module)
+        self._weights, self._gradient = _checksums(pl_module), 0.0
         self._keep(sample, trainer)
         found = diagnose_samples([sample])
         for of_all in SERIES_DETECTORS:
             found += of_all(self.recorded)
         for finding in found:
             self._report(finding)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Record the largest norm of the gradients that the optimiser got, after they were clipped."""
+        if self._part is None or trainer.accumulate_grad_batches > 1 or pl_module.skip_updates:
+            return
+        gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
+        if gradients:
+            self._gradient = max(self._gradient, float(torch.nn.utils.get_total_norm(gradients)))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record how the updates of the collection changed the policy, and look at the metrics so far."""
@@ -116,11 +126,14 @@ class Diagnosis(L.Callback):
         out: dict[str, Any] = {
             "mixed_turns": sum(count for row, count in self._trained.items() if row not in self._rows),
             "largest_ratio_error": module.recorded_maximum("train/ratio_error_max"),
+            "largest_gradient": self._gradient,
+            "gradient_clip_val": trainer.gradient_clip_val if trainer.gradient_clip_algorithm != "value" else None,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
         }
         whole = trainer.max_steps in (-1, None) and not trainer.should_stop and trainer.limit_train_batches == 1.0
         if whole and not out["mixed_turns"]:
             out["untrained_turns"] = sum((expected - self._trained).values())
+            out["repeated_turns"] = sum((self._trained - expected).values())
         after = _checksums(module)
         out["unchanged_weights"] = [name for name, value in self._weights.items() if after[name] == value]
         out["num_weights"] = len(after)

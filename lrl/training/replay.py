@@ -25,10 +25,12 @@ from lrl.prompts import get_response_format
 from lrl.rewards.expert_q import OptimalActionReward, QGapReward
 from lrl.rewards.reward import TIE_TOLERANCE
 
-_EPISODES = 32
-"""Maximum number of episodes that are played again."""
+_EPISODES, _TURNS = 32, 128
+"""Numbers of episodes and of turns; no more episodes are played again when both are reached."""
 _REPEATED = 2
 """Number of these episodes that are played twice, to see whether the environment is deterministic."""
+_NUMBERS = 64
+"""Maximum number of numbers of a native observation that is compared with its text."""
 _VALUES = 16
 """Maximum number of states after a cut whose values are computed again."""
 
@@ -44,6 +46,8 @@ class Outcome:
     truncated: bool
     after: Any
     """Observation after the turn."""
+    native: Any
+    """Native observation before the turn; None if it is not known."""
     valid: float
     """Whether the response was a legal action; NaN if it is not known."""
 
@@ -75,14 +79,14 @@ class Replay:
             actions: actions of the turns, as vectorised environments take them.
         """
         seed, episode, noise = origin.tolist()
-        for number, (before, outcome) in enumerate(self._turns(seed, episode, noise, actions)):
+        for number, (before, native, outcome) in enumerate(self._turns(seed, episode, noise, actions)):
             after, reward, terminated, truncated, valid = outcome
             late = self.max_turns is not None and number + 1 >= self.max_turns and not terminated
-            yield Outcome(before, float(reward), bool(terminated), bool(truncated or late), after, valid)
+            yield Outcome(before, float(reward), bool(terminated), bool(truncated or late), after, native, valid)
             if terminated or truncated or late:
                 return
 
-    def _turns(self, seed: int, episode: int, noise: int, actions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    def _turns(self, seed: int, episode: int, noise: int, actions: Sequence[Any]) -> Iterator[tuple[Any, Any, Any]]:
         if self._single is None:
             yield from self._vector_turns(seed, episode, noise, actions)
             return
@@ -94,7 +98,7 @@ class Replay:
         context = None if self._format is None else codec.context(env)
         seen = text = native if self._format is None else codec.observation_to_text(native, context)
         for action in actions:
-            before = seen
+            before, native_before = seen, native
             try:
                 chosen = action
                 if self._format is not None:
@@ -107,18 +111,22 @@ class Replay:
                 seen = f"Invalid action: {error}.\n{text}"
                 reward, truncated = self.factory.invalid_penalty, False
                 terminated = invalid >= self.factory.max_invalid
-            yield before, (seen, reward, terminated, truncated, invalid == 0)
+            yield before, native_before, (seen, reward, terminated, truncated, invalid == 0)
 
-    def _vector_turns(self, seed: int, episode: int, noise: int, actions: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    def _vector_turns(
+        self, seed: int, episode: int, noise: int, actions: Sequence[Any]
+    ) -> Iterator[tuple[Any, Any, Any]]:
         if noise >= 0:
             self._vector.set_attr("noise_seed", [noise])
         seen, _ = self._vector.reset(seed=[seed], options={"episode": np.array([episode])})
         for action in actions:
             before = seen[0]
+            native = self._vector.rows[0].native_observation if isinstance(self.factory, PromptEnvs) else None
             batched = (action,) if isinstance(action, str) else np.asarray(action)[None]
             reward = self._expected_reward(action)
             seen, rewards, terminated, truncated, _ = self._vector.step(batched)
-            yield before, (seen[0], rewards[0] if reward is None else reward, terminated[0], truncated[0], math.nan)
+            first = rewards[0] if reward is None else reward
+            yield before, native, (seen[0], first, terminated[0], truncated[0], math.nan)
 
     def _expected_reward(self, action: Any) -> float | None:
         """Return the reward of an action for the current row; None if it does not follow from Q-values."""
@@ -156,7 +164,7 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
     out = {f"replay_{name}": np.full(len(sample), np.nan) for name in names}
     after: dict[int, Any] = {}
     for number, turns in enumerate(_whole_episodes(sample)):
-        if number == _EPISODES:
+        if number >= _EPISODES and len(after) >= _TURNS:
             break
         played = [list(again.play(sample["origin"][turns[0]], [actions[turn] for turn in turns]))]
         if number < _REPEATED:
@@ -175,6 +183,9 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
             for name, value in zip(names, values, strict=True):
                 out[f"replay_{name}"][turn] = float(value)
             after[turn] = outcome.after
+            numbers = _flat(outcome.native)
+            if numbers is not None:
+                out.setdefault("replay_native", np.full((len(sample), len(numbers)), np.nan))[turn] = numbers
     return out, after
 
 
@@ -192,6 +203,14 @@ def final_values_of(policy: Policy, sample: Sample, after: Mapping[int, Any]) ->
     if cut and policy.has_critic and not (prompt is not None and prompt.history):
         out[cut] = policy.state_values([after[turn] for turn in cut], [()] * len(cut)).double().cpu().numpy()
     return out
+
+
+def _flat(native: Any) -> np.ndarray | None:
+    """Return an observation of a Box or Discrete space as numbers, float64 ``(number,)``; None for other spaces."""
+    if not isinstance(native, int | np.integer | np.ndarray):
+        return None
+    numbers = np.array(native, dtype=np.float64).reshape(-1)
+    return numbers if len(numbers) <= _NUMBERS else None
 
 
 def _equal(one: Outcome, other: Outcome) -> bool:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.losses import PROBE, REFERENCE_PROBE
 from lrl.diagnosis.sample import Sample
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.functional.random import token_bits
+from lrl.lm.decoding import DecodeLoop
 from lrl.lm.forward import without_gradient
+from lrl.lm.logprobs import sample_tokens
 from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
 from lrl.training.gradient_module import GradientModule
 from lrl.training.replay import Replay, final_values_of, replay
-from lrl.types import Evaluation, Rollout, TurnBatch
+from lrl.types import Evaluation, RandomKeys, Rollout, TurnBatch
 
 _PLAIN_TURNS = 8
 """Maximum number of turns whose log-probabilities are computed again."""
@@ -57,7 +62,7 @@ def sample_of(
     """
     assert data.rollout is not None
     assert data.batch is not None
-    sample, part = take_sample(module, data.collection, data.rollout, data.batch, limit, again)
+    sample, part = take_sample(module, data.collection, data.rollout, data.batch, limit, again, data.seed)
     held_out = data.validation
     settings = dict(sample.settings)
     if held_out.env is None and held_out.episodes:
@@ -76,6 +81,7 @@ def sample_of(
     if names and "valid" in arrays:
         lower = [response.lower() for response in sample.responses]
         arrays["names_action"] = np.array([any(name in text for name in names) for text in lower])
+        settings["action_names"] = names
     return replace(sample, settings=settings, arrays=arrays), part
 
 
@@ -119,7 +125,13 @@ def _pieces(policy: TextPolicy, ids: Tensor) -> list[list[str]]:
 
 
 def take_sample(
-    module: GradientModule, collection: int, rollout: Rollout, batch: TurnBatch, limit: int, again: Replay | None = None
+    module: GradientModule,
+    collection: int,
+    rollout: Rollout,
+    batch: TurnBatch,
+    limit: int,
+    again: Replay | None = None,
+    seed: int | None = None,
 ) -> tuple[Sample, TurnBatch]:
     """Return a sample of a collection, and its turns on the device of the module.
 
@@ -130,6 +142,7 @@ def take_sample(
         batch: its turns with their advantages, in the order of :meth:`Rollout.flatten`.
         limit: maximum number of turns; more if the first group has more.
         again: plays some episodes again; None plays none.
+        seed: seed of the random numbers of tokens; None draws none again.
     """
     rollout, batch = rollout.to(torch.device("cpu")), batch.to("cpu")
     chosen, by_index = _chosen_envs(rollout, limit)
@@ -171,7 +184,15 @@ def take_sample(
         assert tokens is not None
         assert isinstance(module.policy, TextPolicy)
         arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
-        arrays |= plain(module.policy, part_on_device, _PLAIN_TURNS)
+        bits = None
+        sampling = module.policy.sampling
+        plainly = type(module.policy.generator) is DecodeLoop and sampling.top_k is None and sampling.top_p is None
+        if seed is not None and plainly:
+            some = slice(_PLAIN_TURNS)
+            turn = times[some].numpy()
+            keys = RandomKeys(seed=seed, purpose="rollout", collection=collection, env=columns[some].numpy(), turn=turn)
+            bits = token_bits(keys, part.response_mask.shape[1])
+        arrays |= plain(module.policy, part_on_device, _PLAIN_TURNS, bits)
         arrays |= texts(module.policy, part, observations, actions)
         pieces = _pieces(module.policy, tokens[:, : part.response_mask.shape[1]])
     sample = Sample(
@@ -240,8 +261,32 @@ def settings_of(module: GradientModule) -> dict[str, Any]:
         list(getattr(module, "clip", high if high[0] is not None else (clip, clip) if clip else ())) or None
     )
     settings["fits_critic"] = getattr(getattr(module, "critic", None), "fit", None) is not None
+    if trainer is not None:
+        _configured(Path(trainer.default_root_dir) / "config.yaml", settings)
     settings["weighted"] = isinstance(module.policy, TextPolicy) and module.policy.importance_cap is not None
     return settings
+
+
+def _configured(path: Path, settings: dict[str, Any]) -> None:
+    """Replace settings of the module by those in the configuration of the run, which they should equal.
+
+    Args:
+        path: configuration of the run; nothing is replaced if there is none.
+        settings: settings of the module, changed in place.
+    """
+    if not path.exists():
+        return
+    given: Any = (yaml.safe_load(path.read_text(encoding="utf-8")).get("model") or {}).get("init_args") or {}
+    for name in ("ent_coef", "vf_coef", "loss_normalisation", "advantage_scale"):
+        if name in settings and given.get(name) is not None and not (name == "vf_coef" and settings["fits_critic"]):
+            settings[name] = given[name]
+    for name in ("credit", "kl"):
+        if isinstance(settings.get(name), Mapping) and isinstance(given.get(name), Mapping):
+            known = {key: value for key, value in given[name].items() if value is not None and key in settings[name]}
+            settings[name] = {**settings[name], **known}
+    if settings["clip"] is not None and given.get("clip_range") is not None:
+        low, high = given["clip_range"], given.get("clip_range_high")
+        settings["clip"] = [low, low if high is None else high]
 
 
 def probes(module: GradientModule, batch: TurnBatch) -> dict[str, Tensor | None]:
@@ -354,20 +399,23 @@ def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
 
 
 @torch.no_grad()
-def plain(policy: TextPolicy, batch: TurnBatch, limit: int) -> dict[str, Tensor | None]:
+def plain(
+    policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None = None
+) -> dict[str, Tensor | None]:
     """Compute log-probabilities and entropies by one forward pass per turn, without padding, caches or shared rows.
 
     Args:
         policy: policy whose weights have not changed since the turns were sampled.
         batch: the turns.
         limit: number of turns; those after it get NaN.
+        bits: random numbers of the tokens of these turns, int64 ``(turn, token)``; None draws no tokens.
 
     Returns:
-        ``plain_logprobs`` and ``plain_entropy``, float64 ``(turn, token)``.
+        ``plain_logprobs`` and ``plain_entropy``, float64 ``(turn, token)``, and ``drawn``, int64, see :class:`Sample`.
     """
     width = batch.response_mask.shape[1]
     logprobs = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
-    entropy = logprobs.clone()
+    entropy, drawn = logprobs.clone(), torch.full(logprobs.shape, -1)
     model: Any = policy.language_model.model
     was_training = model.training
     model.eval()
@@ -377,7 +425,9 @@ def plain(policy: TextPolicy, batch: TurnBatch, limit: int) -> dict[str, Tensor 
         ids = torch.cat([prompt, response])[None]
         logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
         of_all = torch.log_softmax(logits / policy.sampling.temperature, -1)
+        if bits is not None:
+            drawn[turn] = sample_tokens(of_all.float(), bits[turn].to(of_all.device)).cpu()
         logprobs[turn] = of_all.gather(-1, response[:, None])[:, 0].cpu()
         entropy[turn] = -(of_all.exp() * of_all).sum(-1).cpu()
     model.train(was_training)
-    return {"plain_logprobs": logprobs, "plain_entropy": entropy}
+    return {"plain_logprobs": logprobs, "plain_entropy": entropy, "drawn": None if bits is None else drawn}
