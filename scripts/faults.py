@@ -41,6 +41,9 @@ RUNS = {
 OPTIONS = ["--trainer.limit_val_batches", "0", "--trainer.callbacks+=Diagnosis"]
 CATEGORIES = {
     "A": (
+        "values are averaged over padding",
+        "values are averaged over tokens",
+        "values are those after the last token",
         "padding trained",
         "wrong mask",
         "sampled tokens not trained",
@@ -51,6 +54,7 @@ CATEGORIES = {
     "B": ("shifted mask", "wrong mask", "sampled tokens not trained"),
     "C": ("end token not trained",),
     "D": (
+        "rewards are shifted after invalid responses",
         "reward has the wrong sign",
         "reward has the wrong scale",
         "reward has an offset",
@@ -67,6 +71,9 @@ CATEGORIES = {
         "rewards prefer failures",
     ),
     "E": (
+        "time and environments are swapped",
+        "returns run backwards in time",
+        "values are those of other turns",
         "advantages leak between groups",
         "groups are interleaved",
         "groups are not those of the episodes",
@@ -90,6 +97,9 @@ CATEGORIES = {
         "turns are left out of training",
     ),
     "F": (
+        "advantages before a termination are wrong",
+        "advantages before a truncation are wrong",
+        "invalid responses do not end the episode",
         "truncation treated as termination",
         "termination treated as truncation",
         "end of an episode is missed",
@@ -98,6 +108,7 @@ CATEGORIES = {
         "end of the collection treated as termination",
     ),
     "G": (
+        "tokens are not sampled by the current weights",
         "sampling uses wrong log-probabilities",
         "training uses wrong log-probabilities",
         "sampling and training use wrong log-probabilities",
@@ -116,6 +127,7 @@ CATEGORIES = {
         "KL term to the sampling policy has the wrong size",
     ),
     "I": (
+        "gradients are not clipped",
         "learning rate too high",
         "learning rate too low",
         "loss has the wrong sign",
@@ -132,6 +144,12 @@ CATEGORIES = {
         "turns are not trained on equally often",
     ),
     "J": (
+        "values are averaged over padding",
+        "values are averaged over tokens",
+        "values are those after the last token",
+        "values are those of other turns",
+        "values are not used",
+        "returns run backwards in time",
         "wrong targets of the critic",
         "critic is not trained",
         "value loss has the wrong sign",
@@ -160,14 +178,18 @@ CATEGORIES = {
     ),
     "L": ("groups are dead", "members of a group use the same random numbers", "advantages are all 0"),
     "N": (
+        "rewards are shifted after invalid responses",
+        "invalid responses do not end the episode",
+        "advantages of invalid responses are wrong",
         "invalid responses have the wrong reward",
         "invalid responses are rewarded",
         "invalid responses are executed",
         "legal responses are rejected",
         "turns are left out of training",
     ),
-    "P": ("held-out episodes are used in training", "the same episodes are played again"),
+    "P": ("prompts contain the answer", "held-out episodes are used in training", "the same episodes are played again"),
     "R": (
+        "observations do not show the state",
         "environment is not deterministic",
         "episode goes on after its end",
         "turns of an episode are missing",

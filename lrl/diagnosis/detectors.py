@@ -182,8 +182,8 @@ def drawn_tokens(sample: Sample) -> Iterator[Finding]:
         turn, token = (int(place) for place in np.argwhere(wrong)[0])
         yield sample.finding(
             "tokens are not sampled by the current weights",
-            f"{int(wrong.sum())} of {int(known.sum())} sampled tokens are not those that the policy gives with the same "
-            f"random numbers ({sample.place(turn, token)})",
+            f"{int(wrong.sum())} of {int(known.sum())} sampled tokens are not those that the policy gives with "
+            f"the same random numbers ({sample.place(turn, token)})",
             "sampling must use the weights of the latest update, the configured temperature, and the random numbers "
             "of its own environment and turn",
             confidence=0.9,

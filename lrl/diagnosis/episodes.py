@@ -93,7 +93,10 @@ def _replayed_rewards(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
     elif np.allclose(rewards - expected, (rewards - expected)[0], atol=1e-4):
         cause, what = "reward has an offset", f"recorded rewards are larger by {(rewards - expected)[0]:g}"
     elif _after_invalid(sample, known, wrong):
-        cause, what = "rewards are shifted after invalid responses", "rewards are right up to the first invalid response"
+        cause, what = (
+            "rewards are shifted after invalid responses",
+            "rewards are right up to the first invalid response",
+        )
     elif shifted:
         cause, what = "rewards are shifted by one turn", "recorded rewards are those of the turn before or after"
     elif np.allclose(rewards, np.clip(expected, rewards.min(), rewards.max()), atol=1e-4):
@@ -327,7 +330,7 @@ def observation_texts(sample: Sample) -> Iterator[Finding]:
         return
     native = sample["replay_native"]
     known = np.flatnonzero(np.isfinite(native).all(1))
-    texts = [_without_reason(sample.observations[turn]) for turn in known]
+    texts = [_without_reason(sample.observations[int(turn)]) for turn in known]
     native, what = native[known], ""
     states = {(text, *row) for text, row in zip(texts, native.tolist(), strict=True)}
     if native.shape[1] == 1 and (native == native.round()).all() and len(states) > len(set(texts)):

@@ -220,7 +220,8 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
     if settings.get("repeated_turns"):
         yield sample.finding(
             "turns are not trained on equally often",
-            f"{settings['repeated_turns']} turns are in more minibatches of collection {collection} than data.num_epochs",
+            f"{settings['repeated_turns']} turns are more often in the minibatches of collection {collection} than "
+            "data.num_epochs",
             "each pass over a collection must contain each turn once",
             confidence=0.95,
         )

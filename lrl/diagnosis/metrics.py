@@ -93,28 +93,18 @@ def step_size(columns: Columns) -> Iterator[Finding]:
     kl = columns.get("train/update_kl", np.zeros(0))
     if len(kl) < 3:
         return
-    early = float(np.median(kl[: 2 * _WINDOW]))
-    windows = np.lib.stride_tricks.sliding_window_view(kl, min(2 * _WINDOW, len(kl)))
-    lasting = np.flatnonzero(np.median(windows, axis=1) > _LASTING_UPDATES)
-    if early <= 0.1 and len(lasting):
-        first = int(lasting[0])
+    size = min(2 * _WINDOW, len(kl))
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(kl, size), axis=1)
+    large = np.flatnonzero(medians > np.where(np.arange(len(medians)) == 0, 0.1, _LASTING_UPDATES))
+    if len(large):
+        first = int(large[0])
         yield Finding(
             cause="learning rate too high",
-            evidence=f"updates change the policy by {np.median(windows[first]):.3g} nats per token (train/update_kl, "
-            f"median of collections {first} to {first + 2 * _WINDOW - 1})",
+            evidence=f"updates change the policy by {medians[first]:.3g} nats per token (train/update_kl, median of "
+            f"collections {first} to {first + size - 1})",
             remedy=smaller_steps(float(columns["train/lr"].max()) if "train/lr" in columns else None),
             confidence=0.8,
-            collection=first + 2 * _WINDOW - 1,
-            severity="warning",
-        )
-    if early > 0.1:
-        yield Finding(
-            cause="learning rate too high",
-            evidence=f"an update changes the policy by {early:.3g} nats per token (train/update_kl, median of "
-            f"the first {min(len(kl), 2 * _WINDOW)} collections)",
-            remedy=smaller_steps(float(columns["train/lr"].max()) if "train/lr" in columns else None),
-            confidence=0.8,
-            collection=int(np.argmax(kl > 0.1)),
+            collection=first + int(np.argmax(kl[first:] > 0.1)),
             severity="warning",
         )
     elif len(kl) >= 2 * _WINDOW and float(np.median(kl)) < 1e-6 and not _solved(columns):

@@ -163,6 +163,7 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
     names = ("rewards", "terminated", "truncated", "observed", "repeats", "valid")
     out = {f"replay_{name}": np.full(len(sample), np.nan) for name in names}
     after: dict[int, Any] = {}
+    natives: dict[int, Any] = {}
     for number, turns in enumerate(_whole_episodes(sample)):
         if number >= _EPISODES and len(after) >= _TURNS:
             break
@@ -185,7 +186,9 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
             after[turn] = outcome.after
             numbers = _flat(outcome.native)
             if numbers is not None:
-                out.setdefault("replay_native", np.full((len(sample), len(numbers)), np.nan))[turn] = numbers
+                natives.setdefault(len(numbers), np.full((len(sample), len(numbers)), np.nan))[turn] = numbers
+    if len(natives) == 1:
+        out["replay_native"] = next(iter(natives.values()))
     return out, after
 
 

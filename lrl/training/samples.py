@@ -399,9 +399,7 @@ def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
 
 
 @torch.no_grad()
-def plain(
-    policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None = None
-) -> dict[str, Tensor | None]:
+def plain(policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None = None) -> dict[str, Tensor | None]:
     """Compute log-probabilities and entropies by one forward pass per turn, without padding, caches or shared rows.
 
     Args:

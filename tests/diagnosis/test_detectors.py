@@ -1,0 +1,164 @@
+"""Findings of single detectors, on small arrays that are right or have a mistake."""
+
+import numpy as np
+import pytest
+
+from lrl.diagnosis.credit import advantages, neighbours
+from lrl.diagnosis.detectors import drawn_tokens, sampled_and_trained
+from lrl.diagnosis.episodes import observation_texts, replayed, shown_answers
+from lrl.diagnosis.estimators import ppo_credit, without_last
+from lrl.diagnosis.losses import update
+from lrl.diagnosis.metrics import diagnose_metrics
+from lrl.diagnosis.sample import Sample
+from lrl.training.samples import _configured
+
+
+def sample(settings, responses=(), observations=(), **arrays):
+    """Return turns of four environments at each time, with one token unless ``mask`` has more."""
+    count = len(next(iter(arrays.values())))
+    mask = np.ones((count, 1), dtype=bool)
+    no, index = np.zeros(count, dtype=bool), np.arange(count)
+    common = {"env": index % 4, "time": index // 4, "turn": index // 4, "group": index % 4 // 2, "mask": mask}
+    common |= {"terminated": no, "truncated": no, "cut": no}
+    return Sample(
+        collection=0,
+        settings={"half_precision": False} | settings,
+        observations=list(observations) or [""] * count,
+        responses=list(responses) or [""] * count,
+        pieces=[],
+        arrays=common | arrays,
+    )
+
+
+def found(detector, *args):
+    return [finding.cause for finding in detector(*args)]
+
+
+EPISODE = {"algorithm": "GRPOModule", "credit": {"kind": "episode"}, "advantage_scale": "none"}
+RETURNS = np.arange(16.0) ** 2
+WIDE = np.arange(3)[None] < 1 + np.arange(16)[:, None] % 3
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda advantages: advantages, []),
+        (lambda advantages: advantages * without_last(WIDE), ["end token not trained"]),
+        (lambda advantages: 0 * advantages, ["advantages are all 0"]),
+        (
+            lambda advantages: advantages + (np.arange(16) % 5 == 0)[:, None],
+            ["advantages of invalid responses are wrong"],
+        ),
+    ],
+)
+def test_the_place_of_wrong_advantages_is_named(change, cause):
+    groups = np.arange(16) // 4
+    right = RETURNS - RETURNS.reshape(4, 4).mean(1)[groups]
+    arrays = {"env": np.arange(16), "group": groups, "mask": WIDE, "rewards": RETURNS, "valid": np.arange(16) % 5}
+    assert found(advantages, sample(EPISODE, **arrays, advantages=change(right[:, None] * WIDE))) == cause
+
+
+@pytest.mark.parametrize(
+    ("axis", "cause"), [(0, []), (1, ["time and environments are swapped"]), (-1, ["returns run backwards in time"])]
+)
+def test_the_axis_of_returns_is_checked(axis, cause):
+    rewards, values = np.random.default_rng(0).normal(size=(2, 8, 4))
+    order = {0: lambda rows: rows, 1: lambda rows: rows.T, -1: lambda rows: rows[::-1]}[axis]
+    back = {0: lambda rows: rows, 1: lambda rows: rows.T, -1: lambda rows: rows[::-1]}[axis]
+    returns, ordered, of_state = [], order(rewards), order(values)
+    for row in reversed(range(len(ordered))):
+        future = 0.05 * of_state[row + 1] + 0.95 * returns[0] if returns else 0 * ordered[row]
+        returns.insert(0, ordered[row] + 0.99 * future)
+    arrays = {"rewards": rewards, "values": values, "returns": back(np.array(returns))}
+    credit = {"kind": "turn", "gamma": 0.99, "gae_lambda": 0.95}
+    flat = {name: array.reshape(-1) for name, array in arrays.items()}
+    columns = {name: flat[name][:, None] for name in ("values", "returns")}
+    assert found(neighbours, sample({"credit": credit}, rewards=flat["rewards"], **columns)) == cause
+
+
+def test_values_that_are_averaged_over_padding_are_named():
+    credit = {"kind": "turn", "gamma": 0.9, "gae_lambda": 0.9, "critic_lambda": None, "token_gamma": 1.0}
+    credit |= {"token_lambda": 1.0, "local_penalties": False, "bootstrap_last": False, "normalise": False}
+    values = np.random.default_rng(0).normal(size=(16, 3))
+    arrays = {"mask": WIDE, "rewards": RETURNS, "values": values, "final_values": np.zeros(16)}
+    settings = {"algorithm": "PPOValueHeadModule", "credit": credit}
+    averaged = sample(settings, **arrays | {"values": values.mean(1, keepdims=True).repeat(3, 1)})
+    right, wrong = (ppo_credit(one)[0] for one in (sample(settings, **arrays), averaged))
+    assert found(advantages, sample(settings, **arrays, advantages=right)) == []
+    assert found(advantages, sample(settings, **arrays, advantages=wrong)) == ["values are averaged over padding"]
+
+
+def test_tokens_must_be_those_of_the_current_weights():
+    ids = np.arange(16)[:, None]
+    assert found(drawn_tokens, sample({"stop_ids": []}, ids=ids, drawn=ids)) == []
+    wrong = found(drawn_tokens, sample({"stop_ids": []}, ids=ids, drawn=np.where(ids % 5, ids, ids + 1)))
+    assert wrong == ["tokens are not sampled by the current weights"]
+
+
+def test_sampling_and_training_must_agree():
+    logprobs = -np.ones((16, 1))
+    assert found(sampled_and_trained, sample({}, logprobs=logprobs, evaluated=logprobs)) == []
+    other = sample({}, logprobs=logprobs, evaluated=logprobs * 1.1)
+    assert found(sampled_and_trained, other) == ["sampling and training disagree"]
+
+
+def test_texts_must_show_the_state():
+    state = np.random.default_rng(0).normal(size=(40, 2)).round(3)
+    right = [f"{a:.3f}, {b:.3f}" for a, b in state]
+    assert found(observation_texts, sample({}, observations=right, replay_native=state)) == []
+    wrong = [f"{abs(a):.3f}, {b:.3f}" for a, b in state]
+    assert found(observation_texts, sample({}, observations=wrong, replay_native=state)) == [
+        "observations do not show the state"
+    ]
+    cells = np.arange(16.0)[:, None]
+    same = sample({}, observations=[f"cell {n // 2}" for n in range(16)], replay_native=cells)
+    assert found(observation_texts, same) == ["observations do not show the state"]
+
+
+def test_observations_must_not_contain_the_answer():
+    rng, names = np.random.default_rng(0), np.array(["left", "right", "up"])
+    best, chosen = names[rng.integers(3, size=(2, 60))]
+    arrays = {"success": (best == chosen) * 1.0, "terminated": np.ones(60, dtype=bool)}
+    settings = {"action_names": names.tolist()}
+    shown = sample(settings, chosen, [f"Go left or up.\n{name}" for name in best], **arrays)
+    assert found(shown_answers, shown) == ["prompts contain the answer"]
+    assert found(shown_answers, sample(settings, chosen, ["Go left or up."] * 60, **arrays)) == []
+    random = sample(settings, chosen, [f"Go {name}." for name in names[rng.integers(3, size=60)]], **arrays)
+    assert found(shown_answers, random) == []
+
+
+def test_rewards_after_an_invalid_response_are_compared():
+    valid, expected = np.arange(16) != 8, np.arange(16) % 3 * 1.0
+    rewards = np.where(np.arange(16) < 8, expected, np.roll(expected, -1))
+    arrays = {"env": np.arange(16), "time": np.zeros(16, dtype=int), "rewards": rewards}
+    arrays |= {"valid": valid, "replay_valid": valid}
+    ends = {f"replay_{name}": np.zeros(16) for name in ("terminated", "truncated")}
+    arrays |= ends | {"replay_rewards": expected, "replay_repeats": np.ones(16), "replay_observed": np.ones(16)}
+    assert found(replayed, sample({}, **arrays)) == ["rewards are shifted after invalid responses"]
+    late = ends | {"replay_terminated": 1.0 - valid, "rewards": expected}
+    assert found(replayed, sample({}, **arrays | late)) == ["invalid responses do not end the episode"]
+
+
+def test_updates_are_compared_with_the_configuration():
+    settings = {"largest_gradient": 3.0, "gradient_clip_val": 1.0, "repeated_turns": 8}
+    arrays = {"moved": np.zeros((16, 1)), "advantages": np.ones((16, 1))}
+    assert found(update, sample(settings, **arrays)) == [
+        "turns are not trained on equally often",
+        "gradients are not clipped",
+    ]
+
+
+def test_a_single_large_update_late_in_a_run_is_no_finding():
+    kl = np.full(40, 0.01)
+    assert diagnose_metrics({"train/update_kl": np.where(np.arange(40) == 20, 0.9, kl)}) == []
+    lasting = np.where((np.arange(40) >= 20) & (np.arange(40) < 30), 0.3, kl)
+    assert [one.cause for one in diagnose_metrics({"train/update_kl": lasting})] == ["learning rate too high"]
+
+
+def test_coefficients_are_those_of_the_configuration(tmp_path):
+    path = tmp_path / "config.yaml"
+    settings = {"ent_coef": 0.5, "kl": {"coef": 0.1, "target": None}, "clip": [0.2, 0.2], "fits_critic": False}
+    _configured(path, settings)
+    path.write_text("model: {init_args: {ent_coef: 0.0, kl: {coef: 0.2}, clip_range: 0.1}}")
+    _configured(path, settings)
+    assert settings == {"ent_coef": 0.0, "kl": {"coef": 0.2, "target": None}, "clip": [0.1, 0.1], "fits_critic": False}
