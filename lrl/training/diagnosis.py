@@ -29,6 +29,8 @@ from lrl.types import TurnBatch
 
 _FIRST = 3
 """Number of collections at the start of a run that are always recorded."""
+_NORMS = 4
+"""Number of minibatches of a recorded collection of whose gradients the norm is computed."""
 _KEPT = 20
 """Number of samples that are held in memory."""
 
@@ -90,8 +92,8 @@ class Diagnosis(L.Callback):
             self._report(finding)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record the largest norm of the gradients that the optimiser got, after they were clipped."""
-        if self._part is None or trainer.accumulate_grad_batches > 1 or pl_module.skip_updates:
+        """Record the largest norm of the gradients of the first minibatches, after they were clipped."""
+        if self._part is None or batch_idx >= _NORMS or trainer.accumulate_grad_batches > 1 or pl_module.skip_updates:
             return
         gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
         if gradients:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,12 @@ def settings_of(module: GradientModule) -> dict[str, Any]:
     return settings
 
 
+@lru_cache(maxsize=1)
+def _arguments(path: Path, time: int) -> dict[str, Any]:
+    """Return the arguments of the algorithm in a configuration, which is read again only if its time has changed."""
+    return (yaml.safe_load(path.read_text(encoding="utf-8")).get("model") or {}).get("init_args") or {}
+
+
 def _configured(path: Path, settings: dict[str, Any]) -> None:
     """Replace settings of the module by those in the configuration of the run, which they should equal.
 
@@ -276,7 +283,7 @@ def _configured(path: Path, settings: dict[str, Any]) -> None:
     """
     if not path.exists():
         return
-    given: Any = (yaml.safe_load(path.read_text(encoding="utf-8")).get("model") or {}).get("init_args") or {}
+    given = _arguments(path, path.stat().st_mtime_ns)
     for name in ("ent_coef", "vf_coef", "loss_normalisation", "advantage_scale"):
         if name in settings and given.get(name) is not None and not (name == "vf_coef" and settings["fits_critic"]):
             settings[name] = given[name]
