@@ -219,12 +219,17 @@ def _chosen_envs(rollout: Rollout, limit: int) -> tuple[Tensor, Tensor]:
     """Return the environments of a sample, and those of them that were chosen by their index, each bool ``(env,)``.
 
     The first groups have at most half of the turns, and at least one group is taken. Groups in which an episode is cut
-    before it terminates, which show how it is bootstrapped, and then the others, fill the rest.
+    before it terminates, which show how it is bootstrapped, or a response is invalid, and then the others, fill the
+    rest.
     """
+    invalid = torch.zeros_like(rollout.turn)
+    valid = rollout.metrics.get("action_valid")
+    if valid is not None and len(valid) == rollout.num_turns:
+        invalid[rollout.active] = (valid == 0).to(invalid)
     groups, index = torch.unique(rollout.group, return_inverse=True)
     cuts, turns = (
         torch.zeros(len(groups), dtype=torch.long).index_add(0, index, counts)
-        for counts in (rollout.cut.sum(0), rollout.lengths)
+        for counts in (rollout.cut.sum(0) + invalid.sum(0), rollout.lengths)
     )
     first = turns.cumsum(0) <= limit // 2
     first[0] = True

@@ -1,7 +1,11 @@
 """Findings of single detectors, on small arrays that are right or have a mistake."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from lrl.diagnosis.credit import advantages, neighbours
 from lrl.diagnosis.detectors import drawn_tokens, sampled_and_trained
@@ -10,7 +14,7 @@ from lrl.diagnosis.estimators import ppo_credit, without_last
 from lrl.diagnosis.losses import update
 from lrl.diagnosis.metrics import diagnose_metrics
 from lrl.diagnosis.sample import Sample
-from lrl.training.samples import _configured
+from lrl.training.samples import _chosen_envs, _configured
 
 
 def sample(settings, responses=(), observations=(), **arrays):
@@ -162,3 +166,12 @@ def test_coefficients_are_those_of_the_configuration(tmp_path):
     path.write_text("model: {init_args: {ent_coef: 0.0, kl: {coef: 0.2}, clip_range: 0.1}}")
     _configured(path, settings)
     assert settings == {"ent_coef": 0.0, "kl": {"coef": 0.2, "target": None}, "clip": [0.1, 0.1], "fits_critic": False}
+
+
+def test_groups_with_invalid_responses_are_recorded():
+    ones = torch.ones((1, 8), dtype=torch.long)
+    valid = torch.arange(8) != 7
+    rollout: Any = SimpleNamespace(turn=ones, active=ones > 0, metrics={"action_valid": valid}, num_turns=8)
+    rollout.group, rollout.cut, rollout.lengths = torch.arange(8) // 2, ones == 0, ones[0]
+    chosen, by_index = _chosen_envs(rollout, 4)
+    assert (chosen.nonzero()[:, 0].tolist(), by_index.nonzero()[:, 0].tolist()) == ([0, 1, 6, 7], [0, 1])
