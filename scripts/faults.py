@@ -7,9 +7,9 @@ copy of the code in which training differs from this one only by the mistake::
     python scripts/faults.py --folder runs/faults --json assets/results/diagnosis_faults.json
     python scripts/faults.py --code . --folder runs/healthy --config configs/cartpole/ppo_mlp.yaml --seeds 10
 
-A copy with the mistake is trained on five seeds. The first named cause is right if its category is that of the patch.
-It is in time if it is reported before half of the return is lost that runs without the mistake gain over these. The
-third command trains without a mistake; its folder is summarised like that of the others.
+A copy with the mistake is checked by ``lrl preflight`` and trained on five seeds. The first named cause is right if its
+category is that of the patch. It is in time if it is reported before half of the return is lost that runs without the
+mistake gain over these. The third command trains without a mistake; its folder is summarised like that of the others.
 """
 
 from __future__ import annotations
@@ -205,28 +205,34 @@ CATEGORIES = {
 """Causes of each category of mistakes, fixed before the mistakes were known."""
 
 
-def train(code: Path, arguments: Sequence[str], run: Path, seed: int) -> None:
-    """Train in a child process, which has imported the code of the copy already."""
+def in_child(code: Path, arguments: Sequence[str], log: Path) -> None:
+    """Run a command of ``lrl`` in a child process, which has imported the code of the copy already."""
+    log.parent.mkdir(parents=True, exist_ok=True)
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)
         return
     try:
-        run.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(run, ignore_errors=True)
-        log = run.with_suffix(".log").open("w")
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
+        output = log.open("w")
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
         os.chdir(code)
         from lrl.cli.program import main
 
-        options = ["--seed_everything", str(seed), "--run_directory", str(run)]
-        sys.argv = ["lrl", "fit", *arguments, *options]
+        sys.argv = ["lrl", *arguments]
         main()
     except BaseException:
         traceback.print_exc()
     finally:
+        sys.stdout.flush()
         os._exit(0)
+
+
+def preflight(code: Path, arguments: Sequence[str], log: Path) -> list[str]:
+    """Return the causes that ``lrl preflight`` names, in its order."""
+    in_child(code, ["preflight", *arguments], log)
+    lines = log.read_text(encoding="utf-8").splitlines()
+    return [line.split(None, 2)[2].split(":")[0] for line in lines if line.startswith(("error ", "warning "))]
 
 
 def returns(run: Path) -> list[float]:
@@ -266,6 +272,8 @@ def judged(algorithm: str, fault: str, found: dict[str, Any], healthy: Sequence[
         "first": first,
         "others": causes[1:],
         "right": right,
+        "preflight": found.get("preflight"),
+        "right_before": bool(expected.intersection(found.get("preflight", ())[:1])),
         "named": any(cause in expected for cause in causes),
         "collection": when,
         "lost_share": None if lost is None else round(lost, 4),
@@ -291,7 +299,9 @@ def summary(folder: Path) -> dict[str, Any]:
             rows.append({"algorithm": algorithm, "fault": patch.name, **facts, "runs": runs})
         rows.append({"algorithm": algorithm, "fault": "none", "alarms": {k: v["findings"] for k, v in healthy.items()}})
     faulty = [run for row in rows for run in row.get("runs", {}).values()]
-    counts = {name: sum(run[name] for run in faulty) for name in ("finished", "right", "named", "in_time")}
+    counts = {
+        name: sum(run[name] for run in faulty) for name in ("finished", "right", "right_before", "named", "in_time")
+    }
     return {"totals": {"started": len(faulty), **counts}, "rows": rows}
 
 
@@ -351,8 +361,12 @@ def main() -> None:
         run = folder / str(seed)
         path = run.with_suffix(".json")
         if not path.exists():
-            train(args.code.resolve(), [*arguments, *OPTIONS], run, seed)
-            path.write_text(json.dumps(outcome(run), indent=1))
+            options = [*arguments, "--seed_everything", str(seed)]
+            shutil.rmtree(run, ignore_errors=True)
+            before = preflight(args.code.resolve(), options, run.with_suffix(".preflight.log"))
+            options += [*OPTIONS, "--run_directory", str(run)]
+            in_child(args.code.resolve(), ["fit", *options], run.with_suffix(".log"))
+            path.write_text(json.dumps({**outcome(run), "preflight": before}, indent=1))
         found = json.loads(path.read_text())
         print(folder.name, seed, found["findings"], flush=True)
 
