@@ -18,20 +18,9 @@ from lrl.cli.main import LRLCLI
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.trainer_settings import check_settings
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.diagnosis import detectors
 from lrl.diagnosis import preflight as checks
-from lrl.diagnosis.credit import CREDIT_DETECTORS
-from lrl.diagnosis.detectors import (
-    gradient_sign,
-    recorded_logprobs,
-    recorded_values,
-    reference,
-    sampled_distribution,
-    trained_tokens,
-)
-from lrl.diagnosis.detectors import rewards as constant_rewards
-from lrl.diagnosis.episodes import EPISODE_DETECTORS as EPISODES
 from lrl.diagnosis.episodes import success_and_return
-from lrl.diagnosis.losses import LOSS_DETECTORS
 from lrl.diagnosis.preflight import Played, Update
 from lrl.diagnosis.sample import Finding, Sample
 from lrl.envs.factory import EnvFactory
@@ -45,8 +34,6 @@ from lrl.training.replay import Replay
 from lrl.training.samples import demonstrated_sample, evaluated, sample_of
 from lrl.types import History, RandomKeys, Rollout, TurnBatch
 
-EPISODE_DETECTORS = (*EPISODES, constant_rewards)
-TOKEN_DETECTORS = (trained_tokens, recorded_logprobs, recorded_values, reference)
 _ENVS, _TURNS = 16, 64
 """Maximum number of environments, and of turns of each, in the collection."""
 _UPDATED = 512
@@ -387,24 +374,25 @@ def check_collection(report: Report, module: GradientModule, data: RolloutDataMo
     finally:
         if again is not None:
             again.close()
+    turns, tokens = len(sample), int(sample["mask"].sum())
     names = {
-        "episodes": (f"rewards, observations and ends of {len(sample)} turns are as played again", EPISODE_DETECTORS),
-        "tokens": (f"mask and log-probabilities of {sample['mask'].sum()} tokens are as recomputed", TOKEN_DETECTORS),
-        "advantages": ("as computed by separate code", CREDIT_DETECTORS),
-        "loss": ("its terms have the right signs, and large ratios are clipped", (gradient_sign, *LOSS_DETECTORS)),
+        "episodes": (f"rewards, observations and ends of {turns} turns are as played again", detectors.OF_EPISODES),
+        "tokens": (f"mask and log-probabilities of {tokens} tokens are as recomputed", detectors.OF_TOKENS),
+        "advantages": ("as computed by separate code", detectors.CREDIT_DETECTORS),
+        "loss": ("its terms have the right signs, and large ratios are clipped", detectors.OF_LOSS),
     }
-    for name, (measured, detectors) in names.items():
-        found = [finding for detector in detectors for finding in detector(sample)]
+    for name, (measured, of_part) in names.items():
+        found = [finding for detector in of_part for finding in detector(sample)]
         if name == "episodes":
             found += success_and_return([sample])
-        report.add(name, measured, found + (list(sampled_distribution([sample])) if name == "tokens" else []))
+        report.add(name, measured, found + (list(detectors.sampled_distribution([sample])) if name == "tokens" else []))
 
 
 def check_demonstrations(report: Report, sample: Sample) -> None:
     """Check a batch of demonstrations."""
     if "ids" not in sample:
         return
-    found = [*trained_tokens(sample), *recorded_logprobs(sample)]
+    found = [*detectors.trained_tokens(sample), *detectors.recorded_logprobs(sample)]
     found += checks.ends(sample["mask"], np.isin(sample["ids"], sample.settings["stop_ids"]))
     tokens = int(sample["mask"].sum())
     report.add("tokens", f"mask and log-probabilities of {tokens} tokens are as recomputed", found)

@@ -159,14 +159,12 @@ def sampled_and_trained(sample: Sample) -> Iterator[Finding]:
     """Compare the log-probabilities of sampling with those that training computes before the first update."""
     if "evaluated" not in sample or sample.settings.get("weighted"):
         return
-    known = sample["mask"] & np.isfinite(sample["evaluated"])
-    difference = np.where(known, np.abs(sample["evaluated"] - sample["logprobs"]), 0.0)
-    if difference.max(initial=0.0) > _tolerance(sample):
-        turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
+    place = _largest(sample["evaluated"] - sample["logprobs"], sample["mask"], _tolerance(sample))
+    if place is not None:
         yield sample.finding(
             "sampling and training disagree",
-            f"the log-probability of a token is {sample['logprobs'][turn, token]:.4f} in sampling, and "
-            f"{sample['evaluated'][turn, token]:.4f} in training before the first update ({sample.place(turn, token)})",
+            f"the log-probability of a token is {sample['logprobs'][place]:.4f} in sampling, and "
+            f"{sample['evaluated'][place]:.4f} in training before the first update ({sample.place(*place)})",
             "sampling and training must use the same weights, inputs, actions, temperature and dtype",
             confidence=0.9,
         )
@@ -188,6 +186,15 @@ def drawn_tokens(sample: Sample) -> Iterator[Finding]:
             "of its own environment and turn",
             confidence=0.9,
         )
+
+
+def _largest(difference: np.ndarray, known: np.ndarray, tolerance: float) -> tuple[int, int] | None:
+    """Return the turn and the token of the largest known difference; None if it is not above the tolerance."""
+    difference = np.where(known, np.abs(np.nan_to_num(difference)), 0.0)
+    if not difference.max(initial=0.0) > tolerance:
+        return None
+    turn, token = np.unravel_index(difference.argmax(), difference.shape)
+    return int(turn), int(token)
 
 
 def _tolerance(sample: Sample) -> float:
@@ -226,14 +233,13 @@ def recorded_entropy(sample: Sample) -> Iterator[Finding]:
     """Compare the entropies of training with those of a separate forward pass."""
     if "plain_entropy" not in sample or "entropy" not in sample:
         return
-    known = response_mask(sample) & sample["mask"] & np.isfinite(sample["plain_entropy"])
-    difference = np.where(known, np.abs(sample["entropy"] - np.nan_to_num(sample["plain_entropy"])), 0.0)
-    if difference.max(initial=0.0) > _tolerance(sample):
-        turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
+    known = response_mask(sample) & sample["mask"]
+    place = _largest(sample["entropy"] - sample["plain_entropy"], known, _tolerance(sample))
+    if place is not None:
         yield sample.finding(
             "entropy is not that of the policy",
-            f"in training the entropy of a token is {sample['entropy'][turn, token]:.4f}, in a separate "
-            f"forward pass {sample['plain_entropy'][turn, token]:.4f} ({sample.place(turn, token)})",
+            f"in training the entropy of a token is {sample['entropy'][place]:.4f}, in a separate "
+            f"forward pass {sample['plain_entropy'][place]:.4f} ({sample.place(*place)})",
             "compare the formula of the entropy, and the logits and the temperature from which it is computed",
             confidence=0.9,
         )
@@ -246,13 +252,12 @@ def recorded_values(sample: Sample) -> Iterator[Finding]:
     spread = float(np.abs(sample["values"][sample["mask"]]).max(initial=0.0)) if "values" in sample else 0.0
     tolerance = max(spread, 1e-3) * (0.1 if sample.settings["half_precision"] else 1e-2)
     if "evaluated_values" in sample and "values" in sample:
-        difference = np.where(sample["mask"], np.abs(sample["values"] - sample["evaluated_values"]), 0.0)
-        if difference.max(initial=0.0) > tolerance:
-            turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
+        place = _largest(sample["values"] - sample["evaluated_values"], sample["mask"], tolerance)
+        if place is not None:
             yield sample.finding(
                 "values are not those of the critic",
-                f"the value from which advantages are estimated is {sample['values'][turn, token]:.4g}, and "
-                f"{sample['evaluated_values'][turn, token]:.4g} in training ({sample.place(turn, token)})",
+                f"the value from which advantages are estimated is {sample['values'][place]:.4g}, and "
+                f"{sample['evaluated_values'][place]:.4g} in training ({sample.place(*place)})",
                 "compare the positions and the weights with which values are computed",
                 confidence=0.95,
             )
@@ -331,8 +336,8 @@ def rewards(sample: Sample) -> Iterator[Finding]:
         )
 
 
-DETECTORS: tuple[SampleDetector, ...] = (
-    *EPISODE_DETECTORS,
+OF_EPISODES: tuple[SampleDetector, ...] = (*EPISODE_DETECTORS, rewards)
+OF_TOKENS: tuple[SampleDetector, ...] = (
     trained_tokens,
     recorded_logprobs,
     sampled_and_trained,
@@ -340,11 +345,9 @@ DETECTORS: tuple[SampleDetector, ...] = (
     recorded_entropy,
     recorded_values,
     reference,
-    *CREDIT_DETECTORS,
-    rewards,
-    gradient_sign,
-    *LOSS_DETECTORS,
 )
+OF_LOSS: tuple[SampleDetector, ...] = (gradient_sign, *LOSS_DETECTORS)
+DETECTORS: tuple[SampleDetector, ...] = (*EPISODE_DETECTORS, *OF_TOKENS, *CREDIT_DETECTORS, rewards, *OF_LOSS)
 """Detectors that use one sample, in the order in which numbers are computed: the first finding is nearest the cause."""
 SERIES_DETECTORS = (sampled_distribution, reference_moves, success_and_return, new_episodes)
 """Detectors that use all samples of a run."""

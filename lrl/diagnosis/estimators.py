@@ -52,13 +52,7 @@ def ppo_credit(
     lam = float(credit["gae_lambda"]) if lam is None else lam
     inner = credit["token_lambda"] if token_lambda is None else token_lambda
     kind, token_gamma = credit["kind"], credit["token_gamma"]
-    penalties = np.zeros_like(values)
-    if "ref_logprobs" in sample:
-        kl_coef = kl_scale * sample.settings.get("kl_coef", 0.0)
-        penalties = -kl_coef * (sample["logprobs"] - sample["ref_logprobs"]) * mask
-    rewards = reward_scale * sample["rewards"]
-    if kind == "turn":
-        rewards = rewards + penalties.sum(1)
+    rewards, penalties = _rewards(sample, reward_scale, kl_scale)
     last = np.maximum(mask.sum(1), 1) - 1
     entry = values[np.arange(len(values)), last] if credit["bootstrap_last"] else values[:, 0]
     advantages, returns = np.zeros_like(values), np.zeros_like(values)
@@ -66,20 +60,16 @@ def ppo_credit(
         of_env = np.concatenate([[0.0], rewards[turns][:-1]]) if shifted else rewards[turns]
         follow_value = follow_return = follow_advantage = last_reward = 0.0
         for turn, reward in zip(reversed(turns), reversed(of_env), strict=True):
-            is_last = turn == turns[-1]
+            is_last, carry = turn == turns[-1], 0.0
             ended, cut = bool(sample["terminated"][turn]), bool(sample["cut"][turn])
             if across_ends and not is_last:
                 ended = cut = False
-            if ended and bootstrap_terminal and not is_last:
-                value = target = follow_value
-                carry = 0.0
-            elif ended:
-                value = target = carry = 0.0
+            if ended:
+                value = target = follow_value if bootstrap_terminal and not is_last else 0.0
             elif cut:
                 kind_of_cut = "truncated" if sample["truncated"][turn] else "unfinished"
                 without = no_bootstrap in ("everywhere", kind_of_cut)
                 value = target = 0.0 if without else float(sample["final_values"][turn])
-                carry = 0.0
             else:
                 value, target, carry = follow_value, follow_return, follow_advantage
             future = gamma * ((1 - lam) * value + lam * target)
@@ -103,6 +93,17 @@ def ppo_credit(
             passed_on = max(reward, 0.0) if credit["local_penalties"] else reward
             follow_return = passed_on + future
     return advantages, returns
+
+
+def _rewards(sample: Sample, reward_scale: float, kl_scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rewards of turns, ``(turn,)``, and the KL penalties of tokens, ``(turn, token)``."""
+    rewards, penalties = reward_scale * sample["rewards"], np.zeros_like(sample["values"])
+    if "ref_logprobs" in sample:
+        kl_coef = kl_scale * sample.settings.get("kl_coef", 0.0)
+        penalties = -kl_coef * (sample["logprobs"] - sample["ref_logprobs"]) * sample["mask"]
+    if sample.settings["credit"]["kind"] == "turn":
+        rewards = rewards + penalties.sum(1)
+    return rewards, penalties
 
 
 def _ppo(sample: Sample) -> Estimates:

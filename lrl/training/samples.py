@@ -155,25 +155,8 @@ def take_sample(
     part_on_device = part.to(module.device)
     tokens = part.inputs.get("response_ids")
     is_text = isinstance(module.policy, TextPolicy) and tokens is not None
-    arrays: dict[str, Tensor | None] = {
-        "env": columns,
-        "time": times,
-        "group": rollout.group[columns],
-        "by_index": by_index[columns],
-        "turn": rollout.turn[times, columns],
-        "rewards": rollout.rewards[times, columns],
-        "final_values": None if rollout.final_values is None else rollout.final_values[times, columns],
-        "terminated": rollout.terminated[times, columns],
-        "truncated": rollout.truncated[times, columns],
-        "cut": rollout.cut[times, columns],
-        "mask": part.response_mask,
-        "logprobs": part.old_logprobs,
-        "advantages": part.advantages,
-        "origin": None if rollout.origin is None else rollout.origin[times, columns],
-        "values": part.old_values,
-        "returns": part.returns,
-        "ref_logprobs": part.ref_logprobs,
-    }
+    arrays = _recorded(rollout, part, times, columns)
+    arrays["by_index"] = by_index[columns]
     arrays |= probes(module, part_on_device)
     arrays |= evaluated(module.policy, part_on_device)
     arrays |= reported(rollout, turns, times, columns)
@@ -186,13 +169,10 @@ def take_sample(
         assert isinstance(module.policy, TextPolicy)
         arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
         bits = None
-        sampling = module.policy.sampling
-        plainly = type(module.policy.generator) is DecodeLoop and sampling.top_k is None and sampling.top_p is None
-        if seed is not None and plainly:
-            some = slice(_PLAIN_TURNS)
-            turn = times[some].numpy()
-            keys = RandomKeys(seed=seed, purpose="rollout", collection=collection, env=columns[some].numpy(), turn=turn)
-            bits = token_bits(keys, part.response_mask.shape[1])
+        if seed is not None:
+            env, turn = columns[:_PLAIN_TURNS].numpy(), times[:_PLAIN_TURNS].numpy()
+            keys = RandomKeys(seed=seed, purpose="rollout", collection=collection, env=env, turn=turn)
+            bits = _token_bits(module.policy, keys, part.response_mask.shape[1])
         arrays |= plain(module.policy, part_on_device, _PLAIN_TURNS, bits)
         arrays |= texts(module.policy, part, observations, actions)
         pieces = _pieces(module.policy, tokens[:, : part.response_mask.shape[1]])
@@ -213,6 +193,34 @@ def take_sample(
         replayed["replay_final_values"] = final_values_of(module.policy, sample, after)
         sample = replace(sample, arrays={**sample.arrays, **replayed})
     return sample, part_on_device
+
+
+def _recorded(rollout: Rollout, part: TurnBatch, times: Tensor, columns: Tensor) -> dict[str, Tensor | None]:
+    """Return what a rollout and its batch recorded of some turns; None for what they did not record."""
+    return {
+        "env": columns,
+        "time": times,
+        "group": rollout.group[columns],
+        "turn": rollout.turn[times, columns],
+        "rewards": rollout.rewards[times, columns],
+        "final_values": None if rollout.final_values is None else rollout.final_values[times, columns],
+        "terminated": rollout.terminated[times, columns],
+        "truncated": rollout.truncated[times, columns],
+        "cut": rollout.cut[times, columns],
+        "mask": part.response_mask,
+        "logprobs": part.old_logprobs,
+        "advantages": part.advantages,
+        "origin": None if rollout.origin is None else rollout.origin[times, columns],
+        "values": part.old_values,
+        "returns": part.returns,
+        "ref_logprobs": part.ref_logprobs,
+    }
+
+
+def _token_bits(policy: TextPolicy, keys: RandomKeys, length: int) -> Tensor | None:
+    """Return the random numbers with which tokens were drawn, int64 ``(turn, token)``; None if they are not known."""
+    plainly = type(policy.generator) is DecodeLoop and policy.sampling.top_k is None and policy.sampling.top_p is None
+    return token_bits(keys, length) if plainly else None
 
 
 def _chosen_envs(rollout: Rollout, limit: int) -> tuple[Tensor, Tensor]:
