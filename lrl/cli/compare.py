@@ -105,7 +105,7 @@ def _intervals(result: Comparison, bootstrap: bool) -> list[str]:
     for resampled in [True] if result.bounded else [False, True] if bootstrap else [False]:
         bounds = result.interval(resampled)
         if bounds is None:
-            return [f"no interval: there are {len(result.seeds)} pairs, and an interval needs at least {MIN_SEEDS}"]
+            return [f"no interval: it needs at least {MIN_SEEDS} pairs, and there are {len(result.seeds)}"]
         kind = "bootstrap over pairs" if resampled else "paired t"
         lines.append(f"95% interval of the mean difference: {bounds[0]:+.4g} to {bounds[1]:+.4g} ({kind})")
     return lines
