@@ -82,7 +82,7 @@ def test_kept_results_name_the_metric_and_its_bounds(tmp_path):
     done = compare(files[0], "--baseline", files[1])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("val/return of the runs and of the baseline")
-    assert "no interval: there are 3 pairs, and an interval needs at least 5" in done.stdout
+    assert "no interval: it needs at least 5 pairs, and there are 3" in done.stdout
     assert "seeds, " in done.stdout and "more" in done.stdout
 
 
