@@ -14,9 +14,11 @@ _EQUAL = 1e-3
 _FITTED = 1e-2
 """Relative difference up to which advantages count as those of rewards of another scale."""
 
-_MIN_OUTSIDE, _MIN_SHARE, _MOST = 8, 0.2, 0.95
-"""Number and share of right advantages from which the others are the place of a mistake; share of the turns that must
-agree with a mistake."""
+_MIN_OUTSIDE, _MIN_VALUES, _MOST = 8, 4, 0.95
+"""Number of right advantages, and of different ones among them, from which the others are the place of a mistake; share
+of the turns that must agree with a mistake."""
+_MIN_MASKED = 4
+"""Number of turns with advantages of 0, and only these, from which the advantages are masked by a property."""
 _MIN_PAIRS, _FLOAT32 = 4, 2e-6
 """Smallest number of targets of the critic that are compared with those of the next turn, and rounding of them."""
 
@@ -39,7 +41,10 @@ def advantages(sample: Sample) -> Iterator[Finding]:
     distances = [(_distance(recorded, values, sample), name) for name, values in other]
     distance, cause = min(distances, key=lambda known: known[0], default=(2.0, ""))
     where, why = np.argwhere(mask)[0], ""
-    if np.abs(recorded).max(initial=0.0) < _EQUAL * max(float(np.abs(expected).max()), 1e-9):
+    masked = _masked(expected, sample)
+    if masked is not None:
+        cause, why = masked
+    elif np.abs(recorded).max(initial=0.0) < _EQUAL * max(float(np.abs(expected).max()), 1e-9):
         cause, why = "advantages are all 0", ", and are all 0"
     elif distance < _EQUAL:
         why = f", and are those of this mistake up to {distance:.1g}"
@@ -155,37 +160,66 @@ def _distance(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> flo
     return float(np.abs(recorded - expected).max() / max(recorded.std(), np.abs(recorded - expected).std(), 1e-9))
 
 
+def _places(sample: Sample) -> dict[str, tuple[np.ndarray, str]]:
+    """Return turns to which a mistake may be confined, bool ``(turn,)``, with a description, by the cause."""
+    none, ended = np.zeros(len(sample), dtype=bool), sample["terminated"] | sample["truncated"]
+    before = {"terminated": none.copy(), "truncated": none.copy()}  # turns of episodes that end so in the sample
+    last = none.copy()
+    for turns in sample.envs():
+        last[turns[-1]] = True
+        for kind, found in before.items():
+            follows = False
+            for turn in reversed(turns):
+                follows = bool(sample[kind][turn]) if ended[turn] else follows
+                found[turn] = follows
+    return {
+        "advantages of invalid responses are wrong": (
+            sample["valid"] == 0 if "valid" in sample else none,
+            "of invalid responses",
+        ),
+        "advantages of valid responses are wrong": (
+            sample["valid"] == 1 if "valid" in sample else none,
+            "of valid responses",
+        ),
+        "advantages of first turns are wrong": (sample["turn"] == 0, "of the first turn of each episode"),
+        "advantages of terminal turns are wrong": (sample["terminated"], "of turns that terminate an episode"),
+        "advantages of truncated turns are wrong": (sample["truncated"], "of turns at which an episode is truncated"),
+        "advantages of last turns are wrong": (ended, "of the last turn of each episode"),
+        "advantages at the end of a collection are wrong": (last, "of the last turn of each environment"),
+        "advantages before a termination are wrong": (before["terminated"], "of episodes that terminate"),
+        "advantages before a truncation are wrong": (before["truncated"], "of episodes that are truncated"),
+    }
+
+
+def _masked(expected: np.ndarray, sample: Sample) -> tuple[str, str] | None:
+    """Return the cause and a description if exactly the turns with a property have advantages of 0; None otherwise."""
+    mask, recorded = sample["mask"], sample["advantages"]
+    zero = ((recorded == 0) | ~mask).all(1)
+    should = np.zeros(mask.shape)
+    should[mask] = expected
+    varies = np.ptp(should[zero][mask[zero]]) > 1e-9 if (zero & mask.any(1)).any() else False
+    moments = sample.settings.get("advantage_moments")
+    if zero.sum() < _MIN_MASKED or not varies or (zero.all() and (moments is None or moments[1] == 0)):
+        return None
+    for cause, (inside, what) in _places(sample).items():
+        if np.array_equal(zero, inside):
+            return cause, f", and exactly those {what} are 0"
+    return None
+
+
 def _localised(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> tuple[str, str]:
     """Return the cause and a description of tokens outside which all advantages are right; empty if none is known."""
     mask, shape = sample["mask"], sample["mask"].shape
     last = mask & ~without_last(mask)
-    ends: dict[str, np.ndarray] = {}
-    for kind in ("terminated", "truncated"):
-        before = np.zeros(len(sample), dtype=bool)  # turns of episodes that end so in the sample
-        for turns in sample.envs():
-            follows = False
-            for turn in reversed(turns):
-                if sample["terminated"][turn] or sample["truncated"][turn]:
-                    follows = bool(sample[kind][turn])
-                before[turn] = follows
-        ends[kind] = before
-    invalid = sample["valid"] == 0 if "valid" in sample else np.zeros(len(sample), dtype=bool)
-    turns = {
-        "advantages of invalid responses are wrong": (invalid, "of invalid responses"),
-        "advantages before a termination are wrong": (ends["terminated"], "of episodes that terminate"),
-        "advantages before a truncation are wrong": (ends["truncated"], "of episodes that are truncated"),
-    }
     places = {"end token not trained": (last[mask], "of the last token of each response")}
     places |= {
         cause: (np.broadcast_to(some[:, None], shape)[mask], what)
-        for cause, (some, what) in turns.items()
+        for cause, (some, what) in _places(sample).items()
         if some.any() and not some.all()
     }
-    for cause, (inside, what) in places.items():
+    for cause, (inside, what) in sorted(places.items(), key=lambda place: int(place[1][0].sum())):  # the smallest first
         outside = ~inside
-        if outside.sum() < _MIN_OUTSIDE or outside.sum() < _MIN_SHARE * len(outside):
-            continue
-        if expected[outside].std() < 1e-9 or len(np.unique(expected[outside])) < 3:
+        if outside.sum() < _MIN_OUTSIDE or len(np.unique(expected[outside].round(9))) < _MIN_VALUES:
             continue
         line = (1.0, 0.0) if not _normalised(sample) else _line(recorded[outside], expected[outside])
         if line is None:

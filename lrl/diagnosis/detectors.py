@@ -13,7 +13,7 @@ import numpy as np
 
 from lrl.diagnosis.credit import CREDIT_DETECTORS
 from lrl.diagnosis.episodes import EPISODE_DETECTORS, new_episodes, success_and_return
-from lrl.diagnosis.losses import LOSS_DETECTORS
+from lrl.diagnosis.losses import LOSS_DETECTORS, inverts_ratio
 from lrl.diagnosis.sample import Finding, Sample
 
 _LOGPROB_TOLERANCE = {False: 2e-3, True: 0.5}
@@ -101,6 +101,8 @@ def gradient_sign(sample: Sample) -> Iterator[Finding]:
     if push.std() < 1e-12 or advantages.std() < 1e-12:
         return
     correlation = float(np.corrcoef(push, advantages)[0, 1])
+    if correlation < -0.3 and inverts_ratio(sample):
+        return
     if correlation < -0.3:
         cause, remedy = "loss has the wrong sign", "compare the loss with the formula of the algorithm"
     elif correlation < 0.3:

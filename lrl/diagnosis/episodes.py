@@ -447,8 +447,8 @@ def missing_turns(sample: Sample) -> Iterator[Finding]:
 
 
 EPISODE_DETECTORS = (
-    replayed,
     order_of_turns,
+    replayed,
     prompts,
     groups,
     invalid_responses,

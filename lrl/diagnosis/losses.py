@@ -20,48 +20,86 @@ _SMALL_UPDATE = 2e-3
 """Mean change of a log-probability by the updates of each of the first collections, in nats, that is too small."""
 _UNCHANGED = 1e-6
 """Mean change of a log-probability up to which it is rounding, in nats."""
+_GRADIENT_ERROR = 0.05
+"""Difference of two computations of a gradient in 32 bits, as a share of its norm, that is too large."""
 _LARGE_UPDATE = 0.5
 """Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
 
 
-def surrogate(sample: Sample) -> Iterator[Finding]:
-    """Check how the gradient of the surrogate depends on the ratio: proportional to it, and 0 where it is clipped."""
+def _factors(sample: Sample) -> list[tuple[int, bool, float]]:
+    """Return the gradients of the surrogate at other ratios than 1, as multiples of those at ratio 1.
+
+    Returns:
+        The sign of the logarithm of the ratio, whether advantages are positive, and the median multiple of such tokens.
+    """
     if "surrogate" not in sample:
-        return
-    clip, advantages = sample.settings.get("clip"), sample["advantages"]
-    at_one = sample["surrogate"]
+        return []
+    advantages, at_one = sample["advantages"], sample["surrogate"]
     known = sample["mask"] & np.isfinite(advantages) & (np.abs(at_one) > 1e-9 * np.abs(at_one).max(initial=0.0))
-    clipped = clip is not None and clip[0] < 1 - math.exp(-PROBE) and clip[1] < math.exp(PROBE) - 1
-    for sign, name, ratio in ((1, "surrogate_above", math.exp(PROBE)), (-1, "surrogate_below", math.exp(-PROBE))):
+    out: list[tuple[int, bool, float]] = []
+    for sign, name in ((1, "surrogate_above"), (-1, "surrogate_below")):
         for positive in (True, False):
             some = known & ((advantages > 0) == positive) & (advantages != 0)
-            if not some.any():
-                continue
-            factor = float(np.median(sample[name][some] / at_one[some]))
-            is_clipped = clipped and (sign > 0) == positive
-            expected = 0.0 if is_clipped else ratio
-            if abs(factor - expected) < 0.02 * max(1.0, ratio):
-                continue
-            if abs(factor - 1) < 0.02:
-                cause = "ratio does not depend on the policy"
-                remedy = "the ratio must compare the current policy with the recorded log-probabilities of sampling"
-            elif is_clipped and abs(factor - ratio) < 0.02 * ratio:
-                cause, remedy = "ratios are not clipped", "compare the loss with the formula of the algorithm"
-            elif factor == 0:
-                cause = "ratios are clipped on the wrong side"
-                remedy = "min(r A, clip(r) A) clips large ratios only for positive advantages, and small ones only for "
-                remedy += "negative advantages"
-            else:
-                cause, remedy = "wrong surrogate objective", "compare the loss with the formula of the algorithm"
-            yield sample.finding(
-                cause,
-                f"for tokens with {'positive' if positive else 'negative'} advantage whose ratio is "
-                f"{ratio:.2f}, the gradient of the loss is {factor:.3g} times that at ratio 1, and should be "
-                f"{expected:.3g} times (collection {sample.collection})",
-                remedy,
-                confidence=0.95,
-            )
-            return
+            if some.any():
+                out.append((sign, positive, float(np.median(sample[name][some] / at_one[some]))))
+    return out
+
+
+def _clips(sample: Sample) -> bool:
+    """Return whether the algorithm clips ratios that are as far from 1 as those of :data:`PROBE`."""
+    clip = sample.settings.get("clip")
+    return clip is not None and clip[0] < 1 - math.exp(-PROBE) and clip[1] < math.exp(PROBE) - 1
+
+
+def inverts_ratio(sample: Sample) -> bool:
+    """Return whether gradients are those of the surrogate with the old policy in the numerator of the ratio."""
+    factors, clips = _factors(sample), _clips(sample)
+    expected = [0.0 if clips and (sign > 0) != positive else math.exp(-sign * PROBE) for sign, positive, _ in factors]
+    fits = [abs(one - known[2]) < 0.02 * max(1.0, one) for one, known in zip(expected, factors, strict=True)]
+    return bool(fits) and all(fits) and any(expected)
+
+
+def surrogate(sample: Sample) -> Iterator[Finding]:
+    """Check how the gradient of the surrogate depends on the ratio: proportional to it, and 0 where it is clipped."""
+    clipped = _clips(sample)
+    if inverts_ratio(sample):
+        found = ", ".join(
+            f"{factor:.3g} at {math.exp(sign * PROBE):.2f} ({'positive' if positive else 'negative'} advantages)"
+            for sign, positive, factor in _factors(sample)
+        )
+        yield sample.finding(
+            "ratio is inverted",
+            f"the gradient of the loss, as a multiple of that at ratio 1, is {found}: that of a ratio with the "
+            f"old policy in its numerator (collection {sample.collection})",
+            "the ratio is the probability under the current policy divided by that under the sampling policy",
+        )
+        return
+    for sign, positive, factor in _factors(sample):
+        ratio = math.exp(sign * PROBE)
+        is_clipped = clipped and (sign > 0) == positive
+        expected = 0.0 if is_clipped else ratio
+        if abs(factor - expected) < 0.02 * max(1.0, ratio):
+            continue
+        if abs(factor - 1) < 0.02:
+            cause = "ratio does not depend on the policy"
+            remedy = "the ratio must compare the current policy with the recorded log-probabilities of sampling"
+        elif is_clipped and abs(factor - ratio) < 0.02 * ratio:
+            cause, remedy = "ratios are not clipped", "compare the loss with the formula of the algorithm"
+        elif factor == 0:
+            cause = "ratios are clipped on the wrong side"
+            remedy = "min(r A, clip(r) A) clips large ratios only for positive advantages, and small ones only for "
+            remedy += "negative advantages"
+        else:
+            cause, remedy = "wrong surrogate objective", "compare the loss with the formula of the algorithm"
+        yield sample.finding(
+            cause,
+            f"for tokens with {'positive' if positive else 'negative'} advantage whose ratio is "
+            f"{ratio:.2f}, the gradient of the loss is {factor:.3g} times that at ratio 1, and should be "
+            f"{expected:.3g} times (collection {sample.collection})",
+            remedy,
+            confidence=0.95,
+        )
+        return
 
 
 def terms(sample: Sample) -> Iterator[Finding]:
@@ -232,6 +270,7 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             "each pass over a collection must contain each turn once",
             confidence=0.95,
         )
+    yield from _gradients(sample)
     norm, limit = settings.get("largest_gradient", 0.0), settings.get("gradient_clip_val")
     if limit and norm > 1.01 * limit:
         yield sample.finding(
@@ -261,6 +300,31 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
                 "often the schedule advances",
                 confidence=0.95,
             )
+
+
+def _gradients(sample: Sample) -> Iterator[Finding]:
+    """Check that the optimiser gets the gradients of one minibatch."""
+    settings, collection = sample.settings, sample.collection
+    if settings.get("left_gradient"):
+        yield sample.finding(
+            "gradients accumulate over minibatches",
+            f"before the first backward pass of a minibatch of collection {collection}, weights have gradients of "
+            f"up to {settings['left_gradient']:.3g}, and should have none",
+            "gradients must be dropped before the first backward pass of each optimiser step",
+            confidence=0.95,
+        )
+        return
+    error, factor = settings.get("gradient_error", 0.0), settings.get("gradient_factor", 1.0)
+    if error > _GRADIENT_ERROR:
+        is_multiple = abs(error - abs(factor - 1)) < _GRADIENT_ERROR * max(abs(factor), 1.0)
+        yield sample.finding(
+            "gradients have the wrong size" if is_multiple else "gradients are not those of the minibatch",
+            f"for a minibatch of collection {collection}, the optimiser gets gradients that are {factor:.3g} times "
+            f"those of another backward pass" + ("" if is_multiple else f", and differ from them by {error:.2g} of them"),
+            "compare which minibatch the loss is computed for, what is done with gradients before the optimiser step, "
+            "and when they are dropped",
+            confidence=0.9,
+        )
 
 
 LOSS_DETECTORS = (surrogate, terms, update)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import lightning as L
 import torch
@@ -33,6 +36,27 @@ _NORMS = 4
 """Number of minibatches of a recorded collection of whose gradients the norm is computed."""
 _KEPT = 20
 """Number of samples that are held in memory."""
+_COMPARED = 1_000_000
+"""Number of weights from which no more tensors of weights are added to those whose gradients are computed again."""
+ERRORS = "diagnosis_errors.txt"
+"""File in the run directory with the tracebacks of errors in this callback."""
+_P = ParamSpec("_P")
+
+
+def _harmless(hook: Callable[_P, None]) -> Callable[_P, None]:
+    """Let a run go on if a hook of the callback fails: the first failure is one line, all tracebacks are in a file."""
+
+    @functools.wraps(hook)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:  # of any kind, because a diagnosis must not end a run
+            callback, trainer = args[:2]
+            assert isinstance(callback, Diagnosis)
+            assert isinstance(trainer, L.Trainer)
+            callback.failed(trainer, hook.__name__, error)
+
+    return guarded
 
 
 @register
@@ -64,9 +88,30 @@ class Diagnosis(L.Callback):
         """Checksum of each trained weight before the updates of the latest sample's collection."""
         self._gradient = 0.0
         """Largest norm of the gradients of its minibatches."""
+        self._steps: dict[str, float] = {}
+        """What was found in the optimiser steps on its minibatches, see :meth:`_of_updates`."""
+        self._minibatch: TurnBatch | None = None
+        """The current minibatch, if its gradients are to be computed again."""
+        self._has_failed = False
         self._part: TurnBatch | None = None
         """Turns of the latest sample until the updates of its collection are finished."""
 
+    def failed(self, trainer: L.Trainer, hook: str, error: Exception) -> None:
+        """Report that a hook has failed, and drop the sample of the current collection."""
+        self._part = self._minibatch = None
+        path = Path(trainer.default_root_dir) / ERRORS
+        if not self._has_failed:
+            self._has_failed = True
+            what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            told = "Diagnosis failed in %s (%s), and training goes on; the traceback is in %s"
+            logging.getLogger("lrl").warning(told, hook, what, path)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write("".join(traceback.format_exception(error)))
+        except OSError:  # such as a full disk, which may also be what failed
+            logging.getLogger("lrl").warning("the traceback cannot be written to %s", path)
+
+    @_harmless
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
@@ -74,6 +119,7 @@ class Diagnosis(L.Callback):
         data: Any = getattr(trainer, "datamodule", None)
         if self._part is not None and isinstance(data, RolloutDataModule):
             self._trained.update(rows_of(batch))
+            self._minibatch = batch if batch_idx == 1 else None
         if not self._records(trainer, pl_module, data):
             return
         assert isinstance(pl_module, GradientModule)
@@ -83,7 +129,8 @@ class Diagnosis(L.Callback):
             sample, self._part = sample_of(pl_module, data, self.turns, self._replay)
         assert data.batch is not None
         self._rows, self._trained = Counter(rows_of(data.batch)), Counter(rows_of(batch))
-        self._weights, self._gradient = _checksums(pl_module), 0.0
+        self._weights, self._gradient, self._steps = _checksums(pl_module), 0.0, {}
+        self._minibatch = batch if data.minibatches_per_collection * data.num_epochs == 1 else None
         self._keep(sample, trainer)
         found = diagnose_samples([sample])
         for of_all in SERIES_DETECTORS:
@@ -91,6 +138,29 @@ class Diagnosis(L.Callback):
         for finding in found:
             self._report(finding)
 
+    @_harmless
+    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: torch.Tensor) -> None:
+        """Record the largest gradient that remains from earlier minibatches."""
+        batch = trainer.fit_loop.epoch_loop.batch_idx
+        if self._part is not None and batch < _NORMS and batch % trainer.accumulate_grad_batches == 0:
+            weights = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]
+            left = [weight.grad.abs().max() for weight in weights if weight.grad is not None]
+            self._steps["left_gradient"] = max([self._steps.get("left_gradient", 0.0), *map(float, left)])
+
+    @_harmless
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Compare some gradients of one minibatch, before they are clipped, with those of another backward pass."""
+        batch, self._minibatch = self._minibatch, None
+        one_device = trainer.world_size == 1 and trainer.accumulate_grad_batches == 1
+        if batch is None or not one_device or trainer.precision not in ("32-true", "64-true"):
+            return
+        assert isinstance(pl_module, GradientModule)
+        if pl_module.dropout_seed is None and len(batch):
+            self._steps |= _compared_gradients(pl_module, batch)
+
+    @_harmless
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Record the largest norm of the gradients of the first minibatches, after they were clipped."""
         if self._part is None or batch_idx >= _NORMS or trainer.accumulate_grad_batches > 1 or pl_module.skip_updates:
@@ -99,6 +169,7 @@ class Diagnosis(L.Callback):
         if gradients:
             self._gradient = max(self._gradient, float(torch.nn.utils.get_total_norm(gradients)))
 
+    @_harmless
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record how the updates of the collection changed the policy, and look at the metrics so far."""
         if self._part is None:
@@ -129,6 +200,7 @@ class Diagnosis(L.Callback):
             "mixed_turns": sum(count for row, count in self._trained.items() if row not in self._rows),
             "largest_ratio_error": module.recorded_maximum("train/ratio_error_max"),
             "largest_gradient": self._gradient,
+            **self._steps,
             "gradient_clip_val": trainer.gradient_clip_val if trainer.gradient_clip_algorithm != "value" else None,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
         }
@@ -151,6 +223,7 @@ class Diagnosis(L.Callback):
         write_sample(sample, Path(trainer.default_root_dir))
         self.recorded = [*self.recorded, sample][-_KEPT:]
 
+    @_harmless
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environment in which episodes are played again."""
         if self._replay is not None:
@@ -194,6 +267,38 @@ def scheduled_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float |
     left = (steps - step) / max(steps - warmup, 1)
     decay = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}
     return optimizer.lr * decay[optimizer.schedule]
+
+
+def _compared_gradients(module: GradientModule, batch: TurnBatch) -> dict[str, float]:
+    """Compute the gradient of some weights for a minibatch again, before the optimiser step.
+
+    Returns:
+        ``gradient_error``, the norm of the difference from the gradient that the optimiser gets, as a share of the norm
+        of the new one, and ``gradient_factor``, the multiple of the new one that is nearest to the other.
+    """
+    weights: list[torch.nn.Parameter] = []
+    groups = module.trainer.optimizers[0].param_groups
+    for weight in reversed([one for group in groups for one in group["params"] if one.requires_grad]):
+        if sum(map(torch.numel, weights)) < _COMPARED:
+            weights.append(weight)
+    sizes, again = (len(batch), batch.response_mask.sum()), [torch.zeros_like(one).float() for one in weights]
+    with torch.enable_grad():
+        for turns in module.passes(batch):
+            part = batch[turns]
+            loss = module.reduced(module.loss(part, module.policy.evaluate(part)), part.response_mask, sizes)
+            for total, gradient in zip(again, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
+                if gradient is not None:
+                    total += gradient
+    expected = torch.cat([one.cpu().double().reshape(-1) for one in again])
+    given = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
+    used = torch.cat([one.cpu().double().reshape(-1) for one in given])
+    size = float(expected.norm())
+    if size < 1e-12:
+        return {}
+    return {
+        "gradient_error": float((used - expected).norm()) / size,
+        "gradient_factor": float(used @ expected) / size**2,
+    }
 
 
 def _checksums(module: L.LightningModule) -> dict[str, float]:

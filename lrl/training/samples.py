@@ -437,15 +437,17 @@ def plain(policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None 
     model: Any = policy.language_model.model
     was_training = model.training
     model.eval()
-    for turn in range(min(limit, len(batch))):
-        prompt = batch.inputs["prompt_ids"][turn][batch.inputs["prompt_mask"][turn]]
-        response = batch.inputs["response_ids"][turn, :width]
-        ids = torch.cat([prompt, response])[None]
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
-        of_all = torch.log_softmax(logits / policy.sampling.temperature, -1)
-        if bits is not None:
-            drawn[turn] = sample_tokens(of_all.float(), bits[turn].to(of_all.device)).cpu()
-        logprobs[turn] = of_all.gather(-1, response[:, None])[:, 0].cpu()
-        entropy[turn] = -(of_all.exp() * of_all).sum(-1).cpu()
-    model.train(was_training)
+    try:
+        for turn in range(min(limit, len(batch))):
+            prompt = batch.inputs["prompt_ids"][turn][batch.inputs["prompt_mask"][turn]]
+            response = batch.inputs["response_ids"][turn, :width]
+            ids = torch.cat([prompt, response])[None]
+            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+            of_all = torch.log_softmax(logits / policy.sampling.temperature, -1)
+            if bits is not None:
+                drawn[turn] = sample_tokens(of_all.float(), bits[turn].to(of_all.device)).cpu()
+            logprobs[turn] = of_all.gather(-1, response[:, None])[:, 0].cpu()
+            entropy[turn] = -(of_all.exp() * of_all).sum(-1).cpu()
+    finally:
+        model.train(was_training)
     return {"plain_logprobs": logprobs, "plain_entropy": entropy, "drawn": None if bits is None else drawn}
