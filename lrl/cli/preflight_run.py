@@ -20,6 +20,7 @@ from lrl.cli.trainer_settings import check_settings
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis import detectors
 from lrl.diagnosis import preflight as checks
+from lrl.diagnosis.environments import new_episodes, start_states
 from lrl.diagnosis.episodes import success_and_return
 from lrl.diagnosis.preflight import Played, Update
 from lrl.diagnosis.sample import Finding, Sample
@@ -384,7 +385,7 @@ def check_collection(report: Report, module: GradientModule, data: RolloutDataMo
     for name, (measured, of_part) in names.items():
         found = [finding for detector in of_part for finding in detector(sample)]
         if name == "episodes":
-            found += success_and_return([sample])
+            found += [one for of_all in (success_and_return, start_states, new_episodes) for one in of_all([sample])]
         report.add(name, measured, found + (list(detectors.sampled_distribution([sample])) if name == "tokens" else []))
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from lrl.diagnosis.credit import CREDIT_DETECTORS
-from lrl.diagnosis.episodes import EPISODE_DETECTORS, new_episodes, success_and_return
+from lrl.diagnosis.environments import ENVIRONMENT_DETECTORS, new_episodes, start_states
+from lrl.diagnosis.episodes import EPISODE_DETECTORS, success_and_return
 from lrl.diagnosis.losses import LOSS_DETECTORS, inverts_ratio
 from lrl.diagnosis.sample import Finding, Sample
 
@@ -338,7 +339,7 @@ def rewards(sample: Sample) -> Iterator[Finding]:
         )
 
 
-OF_EPISODES: tuple[SampleDetector, ...] = (*EPISODE_DETECTORS, rewards)
+OF_EPISODES: tuple[SampleDetector, ...] = (*ENVIRONMENT_DETECTORS, *EPISODE_DETECTORS, rewards)
 OF_TOKENS: tuple[SampleDetector, ...] = (
     trained_tokens,
     recorded_logprobs,
@@ -349,7 +350,14 @@ OF_TOKENS: tuple[SampleDetector, ...] = (
     reference,
 )
 OF_LOSS: tuple[SampleDetector, ...] = (gradient_sign, *LOSS_DETECTORS)
-DETECTORS: tuple[SampleDetector, ...] = (*EPISODE_DETECTORS, *OF_TOKENS, *CREDIT_DETECTORS, rewards, *OF_LOSS)
+DETECTORS: tuple[SampleDetector, ...] = (
+    *ENVIRONMENT_DETECTORS,
+    *EPISODE_DETECTORS,
+    *OF_TOKENS,
+    *CREDIT_DETECTORS,
+    rewards,
+    *OF_LOSS,
+)
 """Detectors that use one sample, in the order in which numbers are computed: the first finding is nearest the cause."""
-SERIES_DETECTORS = (sampled_distribution, reference_moves, success_and_return, new_episodes)
+SERIES_DETECTORS = (sampled_distribution, reference_moves, success_and_return, start_states, new_episodes)
 """Detectors that use all samples of a run."""

@@ -162,24 +162,6 @@ def _replayed_ends(sample: Sample, known: np.ndarray) -> Iterator[Finding]:
             return
 
 
-def order_of_turns(sample: Sample) -> Iterator[Finding]:
-    """Check that each end of an episode is followed by the first turn of another."""
-    for turns in sample.envs():
-        ended, number = (sample["terminated"] | sample["truncated"])[turns[:-1]], sample["turn"][turns]
-        expected = np.where(ended, 0, number[:-1] + 1)
-        wrong = np.flatnonzero(number[1:] != expected)
-        if len(wrong):
-            turn = int(turns[1:][wrong[0]])
-            after_end = bool(ended[wrong[0]])
-            yield sample.finding(
-                "episode goes on after its end" if after_end else "turns of an episode are missing",
-                f"{sample.place(turn)} follows a turn that "
-                + ("ended the episode" if after_end else f"is number {number[wrong[0]]}"),
-                _REMEDY,
-            )
-            return
-
-
 def prompts(sample: Sample) -> Iterator[Finding]:
     """Check that prompts contain the observation, and that responses are the text of the sampled tokens."""
     parts = {
@@ -398,26 +380,6 @@ def rewards_of_states(sample: Sample) -> Iterator[Finding]:
         )
 
 
-def new_episodes(samples: Sequence[Sample]) -> Iterator[Finding]:
-    """Check that each collection has episodes of its own."""
-    first: dict[tuple[int, ...], int] = {}
-    for sample in samples:
-        if "origin" not in sample:
-            return
-        starts = {(seed, noise) for seed, _, noise in sample["origin"][sample["turn"] == 0].tolist()}
-        again = [start for start in starts if first.get(start, sample.collection) != sample.collection]
-        if len(again) > max(_LEAKED_SHARE * len(starts), 1):
-            yield sample.finding(
-                "the same episodes are played again",
-                f"{len(again)} of {len(starts)} episodes of collection {sample.collection} have the seeds of "
-                f"earlier ones, such as those of collection {first[again[0]]}",
-                "the seeds of an episode must depend on the collection",
-                confidence=0.95,
-            )
-            return
-        first.update(dict.fromkeys(starts - first.keys(), sample.collection))
-
-
 def held_out_seeds(sample: Sample) -> Iterator[Finding]:
     """Check that training episodes do not have the seeds of held-out episodes."""
     held_out = sample.settings.get("validation_seeds")
@@ -447,7 +409,6 @@ def missing_turns(sample: Sample) -> Iterator[Finding]:
 
 
 EPISODE_DETECTORS = (
-    order_of_turns,
     replayed,
     prompts,
     groups,

@@ -320,7 +320,7 @@ def _gradients(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "gradients have the wrong size" if is_multiple else "gradients are not those of the minibatch",
             f"for a minibatch of collection {collection}, the optimiser gets gradients that are {factor:.3g} times "
-            f"those of another backward pass" + ("" if is_multiple else f", and differ from them by {error:.2g} of them"),
+            f"those of another backward pass" + ("" if is_multiple else f", and differ by {error:.2g} of their norm"),
             "compare which minibatch the loss is computed for, what is done with gradients before the optimiser step, "
             "and when they are dropped",
             confidence=0.9,

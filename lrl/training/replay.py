@@ -65,6 +65,8 @@ class Replay:
         self.factory, self.max_turns = factory, max_turns
         self._format = None if response_format is None else get_response_format(response_format)
         self._single: Any = factory.make_native() if isinstance(factory, GymnasiumEnvs) else None
+        self.facts: dict[str, Any] | None = None
+        """What :func:`~lrl.training.environment_facts.facts` returns for the environment, once it is known."""
         self._vector: Any = None if self._single is not None else factory.make(1, response_format)
 
     def close(self) -> None:
@@ -92,11 +94,11 @@ class Replay:
             return
         assert isinstance(self.factory, GymnasiumEnvs)
         env, codec, invalid = self._single, self.factory.codec, 0
-        native, _ = env.reset(seed=seed, options=self.factory.reset_options or None)
+        native, seen = self._reset(seed)
+        text = seen
         if noise >= 0:
             env.unwrapped.np_random = seeding.np_random(noise)[0]
         context = None if self._format is None else codec.context(env)
-        seen = text = native if self._format is None else codec.observation_to_text(native, context)
         for action in actions:
             before, native_before = seen, native
             try:
@@ -112,6 +114,18 @@ class Replay:
                 reward, truncated = self.factory.invalid_penalty, False
                 terminated = invalid >= self.factory.max_invalid
             yield before, native_before, (seen, reward, terminated, truncated, invalid == 0)
+
+    def start(self, seed: int) -> Any:
+        """Return the first observation of an episode in an environment of Gymnasium, as the policy sees it."""
+        return self._reset(seed)[1]
+
+    def _reset(self, seed: int) -> tuple[Any, Any]:
+        """Reset the environment of Gymnasium; return its native observation, and the one that the policy sees."""
+        assert isinstance(self.factory, GymnasiumEnvs)
+        native, _ = self._single.reset(seed=seed, options=self.factory.reset_options or None)
+        if self._format is None:
+            return native, native
+        return native, self.factory.codec.observation_to_text(native, self.factory.codec.context(self._single))
 
     def _vector_turns(
         self, seed: int, episode: int, noise: int, actions: Sequence[Any]
@@ -187,6 +201,12 @@ def replay(sample: Sample, actions: Sequence[Any], again: Replay) -> tuple[dict[
             numbers = _flat(outcome.native)
             if numbers is not None:
                 natives.setdefault(len(numbers), np.full((len(sample), len(numbers)), np.nan))[turn] = numbers
+    out["unreset"] = np.full(len(sample), np.nan)
+    for turns in sample.envs():
+        for turn, following in pairwise(map(int, turns)):
+            if turn in after and sample["turn"][following] == 0 and out["replay_observed"][following] == 0:
+                shown = sample.observations[following]
+                out["unreset"][following] = float(bool(shown) and shown == str(after[turn]))
     if len(natives) == 1:
         out["replay_native"] = next(iter(natives.values()))
     return out, after

@@ -24,6 +24,7 @@ from lrl.lm.forward import without_gradient
 from lrl.lm.logprobs import sample_tokens
 from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
+from lrl.training.environment_facts import facts, named, starts
 from lrl.training.gradient_module import GradientModule
 from lrl.training.replay import Replay, final_values_of, replay
 from lrl.types import Evaluation, RandomKeys, Rollout, TurnBatch
@@ -73,6 +74,15 @@ def sample_of(
     if not settings["weighted"] and module._trainer is not None and module.trainer.world_size == 1:
         known = data.batch.advantages[data.batch.response_mask].double()
         settings["advantage_moments"] = [float(known.mean()), float(known.std())]
+    settings["starts"] = starts(data.rollout)
+    if again is not None:
+        if again.facts is None:
+            try:
+                again.facts = facts(data.env, module.policy.response_format, again)
+            except Exception as error:  # a second environment must not end the run
+                logging.getLogger("lrl").warning("start states are not compared, because this failed: %s", error)
+                again.facts = {}
+        settings |= again.facts
     settings["minibatches"] = data.minibatches_per_collection
     settings["missing_turns"] = data.rollout.num_turns - len(data.batch)
     arrays = dict(sample.arrays)
@@ -83,6 +93,9 @@ def sample_of(
         lower = [response.lower() for response in sample.responses]
         arrays["names_action"] = np.array([any(name in text for name in names) for text in lower])
         settings["action_names"] = names
+    if module.policy.response_format is not None and "valid" in arrays:
+        known = named(data.env.codec, module.policy.response_format, sample.responses)
+        arrays |= {} if known is None else {"named": known}
     return replace(sample, settings=settings, arrays=arrays), part
 
 
