@@ -14,9 +14,9 @@ _CHANCE = -18.0
 """Logarithm of the probability below which equal start states are no coincidence."""
 _MIN_STARTS = 30
 """Number of start states from which pairs of equal ones are counted."""
-_MORE, _UNSEEN = 3.0, 20
-"""Factor by which pairs of equal start states must be more frequent than in a separate environment, and pairs that are
-added to those of this environment, because its start states are a sample as well."""
+_MORE, _ADDED = 3.0, 20
+"""Factor by which pairs of equal start states must be more frequent than in a separate environment, and number of pairs
+by which they must exceed this."""
 _LEAKED_SHARE = 0.05
 """Share of episodes with seeds of others from which seeds are not equal by chance."""
 
@@ -51,17 +51,17 @@ def start_states(samples: Sequence[Sample]) -> Iterator[Finding]:
 def _too_equal(found: Sequence[int], separate: Mapping[str, Sequence[int]]) -> float | None:
     """Return the expected number of pairs of equal start states if there are far more; None otherwise."""
     counts, total, number = np.array(separate["counts"]), sum(separate["counts"]), len(found)
-    certain = bool(separate["all"])
-    largest = min((counts.max() + (0 if certain else 5)) / total, 1.0)
+    certain, most = bool(separate["all"]), int(counts.max())
+    largest = most / total if certain else min((most + 4 * math.sqrt(most + 1) + 4) / total, 1.0)
     if number > 1 and len(set(found)) == 1 and (number - 1) * math.log(largest) < _CHANCE:
         return 0.0
     equal, pairs = (float(sum(one * (one - 1) / 2 for one in some)) for some in (Counter(found).values(), [number]))
     if certain:
         share = float((counts / total) @ (counts / total))
     else:
-        share = (float((counts * (counts - 1) / 2).sum()) + _UNSEEN) / (total * (total - 1) / 2)
+        share = float((counts * (counts - 1)).sum()) / max(total * (total - 1), 1) + largest**2
     expected = pairs * share
-    return expected if number >= _MIN_STARTS and equal > _MORE * expected + _UNSEEN else None
+    return expected if number >= _MIN_STARTS and equal > _MORE * expected + _ADDED else None
 
 
 def new_episodes(samples: Sequence[Sample]) -> Iterator[Finding]:

@@ -62,7 +62,7 @@ def facts(env: EnvFactory, response_format: str | None, again: Replay) -> dict[s
         states = Counter(rows[int(index)].observation for index in chosen)
         out["separate_starts"] = {"counts": sorted(states.values()), "all": len(chosen) == len(rows)}
         if type(env.codec) is FrozenLakeCodec:
-            out |= _of_rows(env.rows_source, [rows[int(index)] for index in chosen])
+            out |= _of_rows(env.rows_source, [rows[index] for index in range(min(len(rows), _ROWS))])
     elif isinstance(env, GymnasiumEnvs):
         seeds, found, until = np.random.default_rng(0).integers(2**31, size=_RESETS), [], process_time() + _SECONDS
         while len(found) < _RESETS and process_time() < until:
