@@ -310,13 +310,16 @@ def _configured(path: Path, settings: dict[str, Any]) -> None:
     if not path.exists():
         return
     given = _arguments(path, path.stat().st_mtime_ns)
-    for name in ("ent_coef", "vf_coef", "loss_normalisation", "advantage_scale"):
+    for name in ("ent_coef", "vf_coef", "loss_normalisation", "advantage_scale", "kl_coef"):
         if name in settings and given.get(name) is not None and not (name == "vf_coef" and settings["fits_critic"]):
             settings[name] = given[name]
     for name in ("credit", "kl"):
         if isinstance(settings.get(name), Mapping) and isinstance(given.get(name), Mapping):
             known = {key: value for key, value in given[name].items() if value is not None and key in settings[name]}
             settings[name] = {**settings[name], **known}
+            adapted = name != "kl" or settings[name].get("target") is not None
+            if not adapted and "kl_coef" in settings and "coef" in known:
+                settings["kl_coef"] = known["coef"]
     if settings["clip"] is not None and given.get("clip_range") is not None:
         low, high = given["clip_range"], given.get("clip_range_high")
         settings["clip"] = [low, low if high is None else high]

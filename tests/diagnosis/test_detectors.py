@@ -1,19 +1,29 @@
 """Findings of single detectors, on small arrays that are right or have a mistake."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
+from lrl.codecs.babyai import BabyAICodec
+from lrl.codecs.boards import PlainBoardCodec, RagenBoardCodec
+from lrl.codecs.registry import codec_for
+from lrl.codecs.space_formats import DiscreteFormat
 from lrl.diagnosis.credit import advantages, neighbours
 from lrl.diagnosis.detectors import drawn_tokens, sampled_and_trained
+from lrl.diagnosis.environments import data_set, formats, new_episodes, order_of_turns, resets, start_states
 from lrl.diagnosis.episodes import observation_texts, replayed, shown_answers
 from lrl.diagnosis.estimators import ppo_credit, without_last
 from lrl.diagnosis.losses import update
 from lrl.diagnosis.metrics import diagnose_metrics
 from lrl.diagnosis.sample import Sample
+from lrl.envs.frozen_lake import ExpertQRows
+from lrl.prompts import RESPONSE_FORMATS
+from lrl.training.environment_facts import _of_rows, misread, named
 from lrl.training.samples import _chosen_envs, _configured
 
 
@@ -51,6 +61,10 @@ WIDE = np.arange(3)[None] < 1 + np.arange(16)[:, None] % 3
         (lambda advantages: 0 * advantages, ["advantages are all 0"]),
         (
             lambda advantages: advantages + (np.arange(16) % 5 == 0)[:, None],
+            ["advantages of invalid responses are wrong"],
+        ),
+        (
+            lambda advantages: np.where((np.arange(16) % 5 == 0)[:, None], 0.0, advantages + 7),
             ["advantages of invalid responses are wrong"],
         ),
     ],
@@ -141,6 +155,89 @@ def test_rewards_after_an_invalid_response_are_compared():
     assert found(replayed, sample({}, **arrays)) == ["rewards are shifted after invalid responses"]
     late = ends | {"replay_terminated": 1.0 - valid, "rewards": expected}
     assert found(replayed, sample({}, **arrays | late)) == ["invalid responses do not end the episode"]
+
+
+def of_starts(found, counts, whole=False, collection=0):
+    """Return a sample with the start states of a collection, and how often they are equal in a separate environment."""
+    settings = {"starts": list(found), "separate_starts": {"counts": list(counts), "all": whole}}
+    return replace(sample(settings, env=np.arange(4)), collection=collection)
+
+
+@pytest.mark.parametrize(
+    ("found", "counts", "whole", "is_wrong"),
+    [
+        ([5] * 16, [1] * 128, False, True),
+        ([5] * 5, [1] * 128, False, False),
+        ([5] * 64, [128], False, False),  # an environment that always starts in the same state
+        ([5] * 64, [120, 8], False, False),
+        ([5] * 11, [1] * 11, True, True),  # all groups have the same one of eleven rows
+        (range(11), [1] * 11, True, False),
+        ([n % 4 for n in range(64)], [1] * 128, False, True),
+        (range(64), [1] * 128, False, False),
+        ([n % 11 for n in range(64)], [1] * 11, True, False),
+    ],
+)
+def test_start_states_must_vary_as_in_a_separate_environment(found, counts, whole, is_wrong):
+    causes = [one.cause for one in start_states([of_starts(found, counts, whole)])]
+    assert causes == ["episodes start in too few states"] * is_wrong
+
+
+def test_start_states_of_all_collections_are_compared():
+    of_rows = [of_starts([number] * 3, [1] * 128, collection=number) for number in range(12)]
+    assert [one.collection for one in start_states(of_rows)] == [9]
+
+
+def test_episodes_of_a_collection_must_have_their_own_seeds():
+    origin = np.stack([np.arange(16), np.arange(16), -np.ones(16)], 1).astype(int)
+    arrays = {"turn": np.zeros(16, dtype=int), "env": np.arange(16), "group": np.arange(16), "time": np.zeros(16)}
+    assert found(new_episodes, [sample({}, **arrays, origin=origin)]) == []
+    assert found(new_episodes, [sample({}, **arrays, origin=origin % 4)]) == ["the same episodes are played again"]
+    members = arrays | {"group": np.arange(16) // 4, "origin": np.stack([np.arange(16) // 4] * 2 + [np.arange(16)], 1)}
+    assert found(new_episodes, [sample({}, **members)]) == []
+
+
+def test_responses_are_read_as_documented(monkeypatch):
+    codecs = [codec_for(gym.make(name)) for name in ("CartPole-v1", "Taxi-v4", "CliffWalking-v1", "FrozenLake-v1")]
+    codecs += [RagenBoardCodec("frozen_lake"), PlainBoardCodec("sokoban"), BabyAICodec()]
+    assert all(misread(codec, form) == [] for codec in codecs for form in RESPONSE_FORMATS)
+    assert named(codecs[4], "direct", ["right || Up", "go right", ""]).tolist() == [1, 0, 0]
+    strict = DiscreteFormat.decode
+
+    def lenient(self, text):
+        return strict(self, next((name for name in self.texts if name in text), text))
+
+    monkeypatch.setattr(DiscreteFormat, "decode", lenient)
+    wrong = sample({"misread": misread(codecs[0], "direct")}, env=np.arange(4))
+    assert found(formats, wrong) == ["codec accepts invalid responses"]
+    arrays = {"named": np.arange(4) % 2 * 1.0, "valid": np.ones(4)}
+    assert found(formats, sample({}, **arrays)) == ["invalid responses are executed"]
+
+
+def test_rows_must_belong_to_their_states():
+    source = ExpertQRows()
+    rows = source.rows()
+
+    def causes(rows):
+        return found(data_set, sample(_of_rows(source, rows), env=np.arange(4)))
+
+    assert causes(rows) == []
+    values = [rows[number - 1] for number in range(len(rows))]
+    moved = [replace(row, q_values=other.q_values, action=other.action) for row, other in zip(rows, values)]
+    assert causes(moved) == ["Q-values are not those of the states"]
+    assert causes([replace(row, observation=other.observation) for row, other in zip(rows, values)]) == [
+        "texts of the data set are of other states"
+    ]
+    assert causes([replace(row, action=(row.action + 1) % 4) for row in rows]) == [
+        "actions of the data set are not the best"
+    ]
+
+
+def test_an_environment_must_be_reset_after_an_episode():
+    ended, turn = np.arange(16) // 4 == 1, np.arange(16) // 4
+    assert found(order_of_turns, sample({}, turn=turn, terminated=ended)) == ["episode goes on after its end"]
+    assert found(order_of_turns, sample({}, turn=turn % 2, terminated=ended)) == []
+    unreset = np.where(turn == 2, 1.0, np.nan)
+    assert found(resets, sample({}, turn=turn % 2, unreset=unreset)) == ["environment is not reset after an episode"]
 
 
 def test_updates_are_compared_with_the_configuration():

@@ -12,6 +12,7 @@ import lrl.algorithms.grpo
 import lrl.algorithms.ppo
 import lrl.functional.advantages
 import lrl.training.collect
+import lrl.training.diagnosis
 import lrl.training.gradient_module
 import lrl.training.optimizer
 from lrl.data.rollout_buffer import RolloutDataModule
@@ -54,7 +55,8 @@ def test_a_healthy_run_has_no_findings(kind, tiny_folder, tmp_path):
 
 @pytest.mark.parametrize("kind", list(NESTED))
 def test_credit_of_tokens_is_computed_again(kind, tiny_folder, tmp_path, monkeypatch):
-    monkeypatch.setitem(RUNS, "continuing", lambda folder: ppo(folder, credit=NESTED[kind], optimizer={"lr": 1e-3}))
+    changes = {"credit": NESTED[kind], "optimizer": {"lr": 1e-3}, "kl": {"horizon": 50}}  # the weight of the penalty
+    monkeypatch.setitem(RUNS, "continuing", lambda folder: ppo(folder, **changes))  # is adapted by 20% per collection
     assert causes(tmp_path, tiny_folder, "continuing", collections=2) == []
 
 
@@ -137,6 +139,14 @@ def without_last_weights(old):
     return lambda self, groups, *rest: old(self, [{"params": groups[0]["params"][:-2]}], *rest)
 
 
+def inverted(old):
+    return lambda ratio, *rest: old(1 / ratio, *rest)
+
+
+def tripled(old):
+    return lambda self, loss, *args, **kw: old(self, 3 * loss, *args, **kw)
+
+
 def k1(logprobs, ref_logprobs):
     return logprobs - ref_logprobs
 
@@ -176,6 +186,12 @@ MISTAKES = {
     ),
     "ratios are not clipped": ("network", [(lrl.algorithms.ppo, "clipped_surrogate", without_clip)]),
     "ratio does not depend on the policy": ("network", [(GradientModule, "step", recomputed)]),
+    "ratio is inverted": ("network", [(lrl.algorithms.ppo, "clipped_surrogate", inverted)]),
+    "gradients accumulate over minibatches": (
+        "network",
+        [(GradientModule, "optimizer_zero_grad", lambda old: lambda self, epoch, batch_idx, optimizer: None)],
+    ),
+    "gradients have the wrong size": ("network", [(GradientModule, "backward", tripled)]),
     "minibatches mix the fields of different turns": ("network", [(RolloutDataModule, "minibatch", mixed)]),
     "rewards of the wrappers have the wrong sign": ("network", [(NativeEnv, "step", negated_reward)]),
     "KL term has the wrong size": ("prompts", [(lrl.algorithms.grpo, "kl_estimate", lambda old: k1)]),
@@ -291,6 +307,14 @@ def test_constant_advantages_of_a_sample_are_not_wrong(recorded):
     sample = Sample(collection=0, settings=settings, observations=(), responses=(), pieces=(), arrays={})
     assert _distance(recorded, np.zeros(4), sample) == 0
     assert _distance(np.arange(4.0), np.zeros(4), sample) == 2
+
+
+def test_a_diagnosis_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(lrl.training.diagnosis, "sample_of", lambda *args: 1 / 0)
+    assert causes(tmp_path, None, "network", collections=2) == []
+    assert (tmp_path / "diagnosis_errors.txt").read_text().count("ZeroDivisionError: division by zero") == 2
+    told = [record.getMessage() for record in caplog.records if record.name == "lrl"]
+    assert len([text for text in told if "Diagnosis failed in on_train_batch_start" in text]) == 1
 
 
 def test_weights_in_bfloat16_are_recorded(tiny_folder, tmp_path):
