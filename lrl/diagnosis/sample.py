@@ -44,7 +44,19 @@ class Sample:
     collection: int
     """Index of the collection in the run."""
     settings: Mapping[str, Any]
-    """Settings on which the numbers depend, such as the class of the algorithm and its estimator of advantages."""
+    """Settings on which the numbers depend, such as the class of the algorithm and its estimator of advantages.
+
+    Some are recorded of the whole collection, of the environment or of the updates:
+
+    - ``starts``, a hash of the first observation of each episode, or of one episode per group; ``separate_starts``, how
+      many resets of a separate environment, or rows of the data set, have each start state (``counts``), and whether
+      these are all that there are (``all``);
+    - ``misread``, made-up responses that the codec reads in another way than its documentation says; ``wrong_texts``,
+      ``wrong_q_values`` and ``wrong_actions``, numbers of rows of a data set, see
+      :mod:`lrl.training.environment_facts`;
+    - ``left_gradient``, the largest gradient before the first backward pass of a minibatch; ``gradient_error`` and
+      ``gradient_factor``, the comparison of the gradient of one minibatch with that of another backward pass.
+    """
     observations: Sequence[str]
     """Observation of each turn; empty if it is not a text."""
     responses: Sequence[str]
@@ -65,7 +77,8 @@ class Sample:
       ``replay_terminated`` and ``replay_truncated``; ``replay_valid``, whether the response is a legal action;
       ``replay_observed``, whether the observation was the same; ``replay_repeats``, whether playing them a second time
       gave the same results; ``replay_native``, ``(turn, number)``, the native observation, if it consists of numbers;
-      and ``replay_final_values``, the value of the state after a turn that is cut;
+      and ``replay_final_values``, the value of the state after a turn that is cut; ``unreset``, whether the first
+      observation of an episode is that after the last turn of the one before, and not that of a reset;
     - ``(turn, token)``: ``ids``, int64; ``mask``, bool, the tokens on which the policy is trained; ``logprobs``, those
       that were recorded while sampling; ``advantages``; ``gradients``, the derivative of the loss with respect to the
       log-probability of the token;
@@ -78,7 +91,7 @@ class Sample:
     - ``moved``, how much the updates of the collection changed the log-probability of a token;
     - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, ``decoded``,
       whether the response is the text of the sampled tokens, and ``names_action``, whether it contains the name of any
-      action;
+      action; ``named``, float64, whether the response is a legal action according to the documentation of the codec;
     - ``evaluated``, ``entropy`` and ``evaluated_values``: log-probabilities, entropies and values that training
       computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
       ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn, and ``drawn``, int64, the
