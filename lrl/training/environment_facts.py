@@ -1,4 +1,4 @@
-"""What the diagnosis records of start states, of the format of responses, and of the states of a data set.
+"""Records of start states, of the format of responses, and of the states of a data set, for the diagnosis.
 
 The format of responses is read here a second time, from its documentation, and the Q-values of a data set are compared
 with the transitions of Gymnasium's environment.
