@@ -44,7 +44,7 @@ _P = ParamSpec("_P")
 
 
 def _harmless(hook: Callable[_P, None]) -> Callable[_P, None]:
-    """Let a run go on if a hook of the callback fails: the first failure is one line, all tracebacks are in a file."""
+    """Let a run continue if a hook of the callback fails: the first failure is one line, all tracebacks are in a file."""
 
     @functools.wraps(hook)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
@@ -103,7 +103,7 @@ class Diagnosis(L.Callback):
         if not self._has_failed:
             self._has_failed = True
             what = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            told = "Diagnosis failed in %s (%s), and training goes on; the traceback is in %s"
+            told = "Diagnosis failed in %s (%s), and training continues; the traceback is in %s"
             logging.getLogger("lrl").warning(told, hook, what, path)
         try:
             with path.open("a", encoding="utf-8") as file:
