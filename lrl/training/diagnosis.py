@@ -44,7 +44,7 @@ _P = ParamSpec("_P")
 
 
 def _harmless(hook: Callable[_P, None]) -> Callable[_P, None]:
-    """Let a run continue if a hook of the callback fails: the first failure is one line, all tracebacks are in a file."""
+    """Let a run continue if a hook of the callback fails: one line shows the first failure, a file the tracebacks."""
 
     @functools.wraps(hook)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
