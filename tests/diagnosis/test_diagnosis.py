@@ -309,6 +309,16 @@ def test_constant_advantages_of_a_sample_are_not_wrong(recorded):
     assert _distance(np.arange(4.0), np.zeros(4), sample) == 2
 
 
+@pytest.mark.parametrize("kind", ["prompts", "network"])
+def test_the_diagnosis_does_not_change_the_weights(kind, tiny_folder, tmp_path):
+    weights = []
+    for name, callbacks in {"with": [Diagnosis()], "without": []}.items():
+        module = RUNS[kind](tiny_folder)
+        make_trainer(tmp_path / name, *callbacks, max_epochs=2).fit(module, rollout_data(kind))
+        weights.append(torch.cat([weight.detach().reshape(-1) for weight in module.parameters()]))
+    assert torch.equal(*weights)
+
+
 def test_a_diagnosis_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(lrl.training.diagnosis, "sample_of", lambda *args: 1 / 0)
     assert causes(tmp_path, None, "network", collections=2) == []
