@@ -226,7 +226,8 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     if other is not None:
         kind = "an integer" if "int()" in value else "a number"
         return f"{key} is a {other[1]}; it must be {kind} that is {RANGES[found[1]]}{optional}."
-    needed = "an integer that is " if re.fullmatch(r"'[-+]?\d*\.\d+'", value) and "int()" in text else ""
+    kind = "an integer" if "int()" in text else "a number" if "to float" in text else ""
+    needed = f"{kind} that is " if kind else ""
     return f"{key} is {value}; it must be {needed}{description(found[1], value)}{optional}."
 
 

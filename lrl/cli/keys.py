@@ -186,7 +186,9 @@ def _config(name: str) -> dict[str, Any] | None:
 def _missing(name: str) -> str:
     """Return the error for a configuration that does not exist."""
     known = [str(file.relative_to(folder)) for folder in _shipped_configs() for file in folder.rglob("*.yaml")]
-    near = next(iter(difflib.get_close_matches(name.removeprefix("configs/"), known, 1)), None)
+    stems = {file.removesuffix(".yaml"): file for file in known} | {Path(file).stem: file for file in known}
+    given = name.removeprefix("configs/").removesuffix(".yaml")
+    near = next((stems[stem] for stem in difflib.get_close_matches(given, stems, 1)), None)
     hint = f"did you mean {near!r}?" if near else "give a YAML file, or the name of a configuration of lrl."
     return f"config is {name!r}, which does not exist; {hint}"
 

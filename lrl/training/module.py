@@ -86,6 +86,15 @@ class RunModule(L.LightningModule, ABC):
             ValueError: If the trainer has a setting or a callback that is not supported.
         """
         check_trainer(self.trainer)
+        if not self.automatic_optimization:
+            for name, needed in (("gradient_clip_val", None), ("accumulate_grad_batches", 1)):
+                value = getattr(self.trainer, name)
+                if (value or None) != needed:
+                    required = "null" if needed is None else needed
+                    raise ValueError(
+                        f"trainer.{name} is {value}; it must be {required}, because {type(self).__name__} does not "
+                        "train with Lightning's automatic optimisation."
+                    )
         for callback in self.trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
             monitor = getattr(callback, "monitor", None)
             of_training = monitor is not None and not monitor.startswith("val/")
@@ -288,6 +297,11 @@ def check_trainer(trainer: Any) -> None:
         raise ValueError(f"trainer.overfit_batches is {batches}; it must be a number of batches.")
 
 
+def _trained_policy(fingerprint: str) -> str:
+    """Return a description of a policy for error messages, from the fingerprint of its base model."""
+    return f"a language model with base weights {fingerprint!r}" if fingerprint else "a policy without language model"
+
+
 class PolicyModule(RunModule, ABC):
     """Abstract module that trains a policy, by gradients (``GradientModule``) or by search.
 
@@ -359,8 +373,8 @@ class PolicyModule(RunModule, ABC):
         saved = checkpoint.get("lrl", {}).get("fingerprint", "")
         if saved != self.policy.fingerprint:
             raise ValueError(
-                f"ckpt_path was trained on base weights {saved!r}, the configured ones are "
-                f"{self.policy.fingerprint!r}; load the same base model."
+                f"ckpt_path is a checkpoint of {_trained_policy(saved)}, but model.policy is "
+                f"{_trained_policy(self.policy.fingerprint)}; it must be that of the run that is resumed."
             )
         super().on_load_checkpoint(checkpoint)
 

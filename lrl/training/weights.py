@@ -65,8 +65,8 @@ def locate(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=["*.safetensors", "*.json"]))
     except Exception as error:  # errors of the hub, of the network, and for malformed names
         raise ValueError(
-            f"model.init_from is {source!r}; there is no such file or folder, and it could not be downloaded from the "
-            "hub."
+            f"model.init_from is {source!r}, which is no file or folder and could not be downloaded from the hub; it "
+            "must be a run directory, a checkpoint, the folder of a model, or its name on the hub."
         ) from error
 
 

@@ -337,6 +337,16 @@ def test_a_language_model_runs_in_lightning_and_stays_in_the_region(folder, tmp_
     assert all(row["train/ratio_error"] < 1e-4 for row in steps)
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "needed"), [("gradient_clip_val", 0.5, "null"), ("accumulate_grad_batches", 2, "1")]
+)
+def test_settings_of_automatic_optimisation_raise(tmp_path, setting, value, needed):
+    data = RolloutDataModule(GymnasiumEnvs("CartPole-v1", max_episode_steps=9), num_envs=4, num_steps=6)
+    trainer = make_trainer(tmp_path, max_epochs=1, **{setting: value})
+    with pytest.raises(ValueError, match=f"^trainer.{setting} is {value}; it must be {needed}, because TRPOModule"):
+        trainer.fit(TRPOModule(MLPPolicy((8,))), datamodule=data)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", FITS)
 @pytest.mark.parametrize("kind", ["network", "text"])

@@ -252,6 +252,7 @@ def test_a_file_that_is_no_configuration_is_named_in_a_sentence(content, sentenc
     ("name", "sentence"),
     [
         ("missing.yaml", "which does not exist; give a YAML file, or the name of a configuration of lrl."),
+        ("nothing.yaml", "which does not exist; give a YAML file, or the name of a configuration of lrl."),
         ("frozen_lake/grpoo.yaml", "which does not exist; did you mean 'frozen_lake/grpo.yaml'?"),
         ("[1", "which does not exist; give a YAML file"),
         ("", "which is a folder; it must be a file."),

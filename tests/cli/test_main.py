@@ -165,6 +165,8 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
             ["--trainer.max_epochs", "x" * 5000],
             f"lrl: trainer.max_epochs is '{'x' * 59}... (5003 characters) it must be an integer or null.",
         ),
+        (["--data.num_groups", "four"], "lrl: data.num_groups is 'four'; it must be an integer that is at least 1."),
+        (["--model.optimizer.lr", "fast"], "lrl: model.optimizer.lr is 'fast'; it must be a number that is positive."),
         (["--trainer.max_epoch", "3"], "lrl: unrecognized arguments: --trainer.max_epoch 3"),
         (
             ["--trainer.precision", "bf15"],
