@@ -152,15 +152,17 @@ def _unreadable(
     if "unreadable" not in played or not {"random", "expert"} & returns.keys():
         return
     other = "expert" if "expert" in returns else "random"
+    others = [other] if other == "expert" else [name for name in returns if name != "unreadable"]
     is_paid = played["unreadable"].reward_per_turn > max(0.0, played[other].reward_per_turn - 1e-9)
-    is_best = _distance(returns["unreadable"], returns[other]) > _Z and other == "expert"
+    is_best = all(_distance(returns["unreadable"], returns[name]) > _Z for name in others)
     if is_paid or is_best:
         yield _finding(
             "a wrong answer is rewarded",
             f"responses without an action have the mean return {means['unreadable']:.3g} "
             f"({played['unreadable'].reward_per_turn:.3g} per turn), {other} actions {means[other]:.3g} "
             f"({played[other].reward_per_turn:.3g} per turn)",
-            "a response that cannot be read must have a lower reward than any action, such as env.invalid_penalty",
+            "responses that contain no action must have a lower return than actions: decrease env.invalid_penalty, or "
+            "increase env.max_invalid",
             warning=not is_paid,
         )
 

@@ -199,7 +199,11 @@ def played(*rewards, cut=False):
     ("actors", "cause"),
     [
         ({"random": played(0, 1), "expert": played(1, 1), "unreadable": played(0, 0)}, None),
-        ({"random": played(-3, -5), "constant 'left'": played(-4, -4), "unreadable": played(-0.5, -0.5)}, None),
+        ({"random": played(-3, -5), "constant 'left'": played(0, 0), "unreadable": played(-0.5, -0.5)}, None),
+        (
+            {"random": played(-3, -5), "constant 'left'": played(-4, -4), "unreadable": played(-0.5, -0.5)},
+            "a wrong answer is rewarded",
+        ),
         ({"random": played(0, 0), "expert": played(0, 0)}, "constant reward"),
         ({"random": played(1, 0), "expert": played(-1, -1)}, "reward has the wrong sign"),
         ({"random": played(1, 0), "expert": played(1, 0)}, "reward does not separate right from wrong actions"),
