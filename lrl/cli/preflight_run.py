@@ -29,6 +29,7 @@ from lrl.envs.prompt_env import PromptEnvs
 from lrl.envs.text import text_of
 from lrl.policies.actor import Actor
 from lrl.policies.baselines import RandomActor, baseline_actors
+from lrl.policies.text import TextPolicy
 from lrl.rollouts.runner import EnvRunner, observation_key
 from lrl.training.gradient_module import GradientModule
 from lrl.training.replay import Replay
@@ -188,7 +189,8 @@ class Preflight(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check the rewards and the environment."""
         data: Any = getattr(trainer, "datamodule", None)
-        check_environment(self.report, one_process(data.env), data.seed)
+        writes = isinstance(pl_module.policy, TextPolicy)
+        check_environment(self.report, one_process(data.env), data.seed, writes)
 
     # -- before and after the update --------------------------------------------------------------------------------
 
@@ -296,15 +298,22 @@ def one_process(env: EnvFactory) -> EnvFactory:
     return env.with_settings(vectorization="sync") if hasattr(env, "vectorization") else env
 
 
-def check_environment(report: Report, env: EnvFactory, seed: int) -> None:
-    """Play actors without weights, and check their rewards and that the environment can be repeated."""
+def check_environment(report: Report, env: EnvFactory, seed: int, writes: bool) -> None:
+    """Play actors without weights, and check their rewards and that the environment can be repeated.
+
+    Args:
+        report: prints the checks.
+        env: creates the environment.
+        seed: seed of the first episode.
+        writes: whether the policy writes its actions, so that responses without an action are possible.
+    """
     if not env.replayable:
         report.add("environment", "not played, because its server may limit the number of sessions", [])
         return
     env = copy.copy(env)
     if isinstance(env, PromptEnvs):  # a reward knows the format of the responses of one environment
         env.rewards = tuple(map(copy.copy, env.rewards))
-    played = {name: play(actor, env, seed) for name, actor in baseline_actors(env)}
+    played = {name: play(actor, env, seed) for name, actor in baseline_actors(env) if writes or name != "unreadable"}
     if "random" in played:
         again = RandomActor()
         again.connect(env.codec)

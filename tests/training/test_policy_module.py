@@ -171,7 +171,10 @@ def test_a_random_base_model_under_adapters_is_restored_from_its_seed(folder, tm
     fit(grpo(folder, model=model), tmp_path)
     assert all("lora_" in name for name in saved(tmp_path)["state_dict"])
     fit(grpo(folder, model=model), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
-    with pytest.raises(ValueError, match="ckpt_path is a checkpoint of a language model with base weights .*; it must be that of the run"):
+    with pytest.raises(
+        ValueError,
+        match="ckpt_path is a checkpoint of a language model with base weights .*; it must be that of the run",
+    ):
         fit(grpo(folder, model=model | {"init_seed": 6}), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
 
 
@@ -189,7 +192,10 @@ def test_other_initial_weights_raise_at_resume(folder, runs, tmp_path):
 
 def test_another_base_model_raises_at_resume(folder, runs, tmp_path):
     other = save_tiny_model(tmp_path / "other", initializer_range=0.1)
-    with pytest.raises(ValueError, match="ckpt_path is a checkpoint of a language model with base weights .*; it must be that of the run"):
+    with pytest.raises(
+        ValueError,
+        match="ckpt_path is a checkpoint of a language model with base weights .*; it must be that of the run",
+    ):
         fit(grpo(other), tmp_path, ckpt_path=last(runs / "full"), max_epochs=2)
 
 
