@@ -12,9 +12,10 @@ Check a configuration before it is trained: rewards, environment, tokens, advant
 
 The command creates the same objects as `lrl fit` with the same options. It plays episodes with random, constant and
 expert actions and with responses that contain no action. It collects up to 64 turns in each of up to 16 environments
-(two groups, if groups are larger), repeats the computations of training by separate code, and takes one optimiser step,
-whose weights are thrown away. It writes no files. One line per check shows what was measured; a line that begins with `error` is certainly a
-mistake, one with `warning` may be intended. The exit status is 1 if there is an error.
+(two groups, if groups are larger), repeats the computations of training by separate code, and takes one optimiser
+step, whose weights are thrown away. It writes no files. One line per check shows what was measured; a line that
+begins with `error` is certainly a mistake, one with `warning` may be intended. The exit status is 1 if there is an
+error.
 
 Example:
 

@@ -189,8 +189,7 @@ class Preflight(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check the rewards and the environment."""
         data: Any = getattr(trainer, "datamodule", None)
-        writes = isinstance(pl_module.policy, TextPolicy)
-        check_environment(self.report, one_process(data.env), data.seed, writes)
+        check_environment(self.report, one_process(data.env), data.seed, isinstance(pl_module.policy, TextPolicy))
 
     # -- before and after the update --------------------------------------------------------------------------------
 
@@ -299,14 +298,7 @@ def one_process(env: EnvFactory) -> EnvFactory:
 
 
 def check_environment(report: Report, env: EnvFactory, seed: int, writes: bool) -> None:
-    """Play actors without weights, and check their rewards and that the environment can be repeated.
-
-    Args:
-        report: prints the checks.
-        env: creates the environment.
-        seed: seed of the first episode.
-        writes: whether the policy writes its actions, so that responses without an action are possible.
-    """
+    """Check rewards and repeated episodes; ``writes`` says whether the policy can respond without an action."""
     if not env.replayable:
         report.add("environment", "not played, because its server may limit the number of sessions", [])
         return
