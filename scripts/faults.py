@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import hashlib
 import json
 import os
@@ -374,6 +375,11 @@ def main() -> None:
     if args.code is None or (args.algorithm is None) == (args.config is None):
         parser.error("--code and one of --algorithm and --config must be given.")
     git = ["git", "-C", str(args.code)]
+    lock = (args.code / ".git" / "faults.lock").open("w")  # held until this process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        parser.error(f"--code is {str(args.code)!r}, in which another process trains; it must be a clone of its own.")
     if args.algorithm is not None:
         subprocess.run([*git, "checkout", "-q", "."], check=True)
     if args.fault != "none":
