@@ -52,7 +52,7 @@ CATEGORIES = {
         "prompts do not contain the observation",
         "advantages are not normalised over the sampled tokens",
     ),
-    "B": ("shifted mask", "wrong mask", "sampled tokens not trained"),
+    "B": ("log-probabilities are those of other tokens", "shifted mask", "wrong mask", "sampled tokens not trained"),
     "C": ("end token not trained",),
     "D": (
         "rewards are shifted after invalid responses",
@@ -80,6 +80,7 @@ CATEGORIES = {
         "groups are interleaved",
         "groups are not those of the episodes",
         "advantages leak across episodes",
+        "ends of episodes are shifted by one turn",
         "episodes of a group start from different states",
         "episodes have the advantages of others",
         "minibatches mix the fields of different turns",
@@ -103,6 +104,7 @@ CATEGORIES = {
         "advantages of last turns are wrong",
     ),
     "F": (
+        "ends of episodes are shifted by one turn",
         "episode goes on after its end",
         "environment is not reset after an episode",
         "advantages of terminal turns are wrong",
@@ -120,6 +122,7 @@ CATEGORIES = {
         "end of the collection treated as termination",
     ),
     "G": (
+        "log-probabilities are those of other tokens",
         "tokens are not sampled by the current weights",
         "sampling uses wrong log-probabilities",
         "training uses wrong log-probabilities",

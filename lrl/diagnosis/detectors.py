@@ -17,6 +17,8 @@ from lrl.diagnosis.episodes import EPISODE_DETECTORS, success_and_return
 from lrl.diagnosis.losses import LOSS_DETECTORS, inverts_ratio
 from lrl.diagnosis.sample import Finding, Sample
 
+_MIN_SHIFTED = 20
+"""Smallest number of tokens by which log-probabilities are compared with those of neighbouring tokens."""
 _LOGPROB_TOLERANCE = {False: 2e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
 _Z = 6.0
@@ -148,6 +150,15 @@ def recorded_logprobs(sample: Sample) -> Iterator[Finding]:
     if not wrong:
         return
     name, difference = next(iter(wrong.items()))
+    for other, step in (("next", 1), ("previous", -1)):
+        if _is_of_neighbour(sample, parties[name], step):
+            yield sample.finding(
+                "log-probabilities are those of other tokens",
+                f"in {name} they are the probabilities of the {other} token of the response "
+                f"(collection {sample.collection})",
+                "the logits at a position belong to the token after it; compare how tokens and logits are sliced",
+            )
+            return
     turn, token = (int(place) for place in np.unravel_index(difference.argmax(), difference.shape))
     yield sample.finding(
         f"{' and '.join(wrong)} {'use' if len(wrong) > 1 else 'uses'} wrong log-probabilities",
@@ -155,6 +166,21 @@ def recorded_logprobs(sample: Sample) -> Iterator[Finding]:
         f"pass {sample['plain_logprobs'][turn, token]:.4f} ({sample.place(turn, token)}); the mean difference is "
         f"{difference[mask].mean():.2g} nats",
         "sampling and training must use the same weights, temperature, dtype and positions",
+    )
+
+
+def _is_of_neighbour(sample: Sample, logprobs: np.ndarray, step: int) -> bool:
+    """Return whether log-probabilities are those of the next token (``step`` 1) or the previous one (-1)."""
+    name, mask = "next_logprobs" if step == 1 else "previous_logprobs", response_mask(sample)
+    if name not in sample:
+        return False
+    known = mask & np.roll(mask, -step, axis=1)
+    known[:, -1 if step == 1 else 0] = False
+    of_other = sample[name]
+    known &= np.isfinite(of_other) & sample["mask"]
+    different = known & (np.abs(of_other - sample["plain_logprobs"]) > _tolerance(sample))
+    return bool(
+        different.sum() >= _MIN_SHIFTED and (np.abs(logprobs - of_other)[known] < _tolerance(sample)).mean() > 0.95
     )
 
 

@@ -30,8 +30,9 @@ def ppo_credit(
     kl_scale: float = 1.0,
     across_ends: bool = False,
     no_bootstrap: Literal["nowhere", "everywhere", "truncated", "unfinished"] = "nowhere",
-    bootstrap_terminal: bool = False,
+    bootstrap_terminal: Literal["", "next episode", "final state"] = "",
     shifted: bool = False,
+    shifted_ends: int = 0,
 ) -> _Credit:
     """Return advantages and targets of the critic by loops over turns and tokens, float64 ``(turn, token)``.
 
@@ -44,8 +45,10 @@ def ppo_credit(
         kl_scale: factor of the KL penalty in the rewards.
         across_ends: a mistake that adds rewards of the next episode.
         no_bootstrap: a mistake that uses no value where an episode is truncated or unfinished.
-        bootstrap_terminal: a mistake that uses the value of the next episode after a terminal state.
+        bootstrap_terminal: a mistake that uses a value after a terminal state: that of the first state of the next
+            episode, or that of the terminal state.
         shifted: a mistake that uses the reward of the previous turn.
+        shifted_ends: a mistake that uses terminations of the turn that is so many turns later.
     """
     credit, mask, values = sample.settings["credit"], sample["mask"], sample["values"]
     gamma = float(credit["gamma"]) if gamma is None else gamma
@@ -58,14 +61,21 @@ def ppo_credit(
     advantages, returns = np.zeros_like(values), np.zeros_like(values)
     for turns in sample.envs():
         of_env = np.concatenate([[0.0], rewards[turns][:-1]]) if shifted else rewards[turns]
+        places = [place + shifted_ends for place in range(len(turns))]
+        of_places = [0 <= place < len(turns) and bool(sample["terminated"][turns[place]]) for place in places]
+        terminated = dict(zip(turns, of_places, strict=True))
         follow_value = follow_return = follow_advantage = last_reward = 0.0
         for turn, reward in zip(reversed(turns), reversed(of_env), strict=True):
             is_last, carry = turn == turns[-1], 0.0
-            ended, cut = bool(sample["terminated"][turn]), bool(sample["cut"][turn])
+            ended, cut = terminated[turn], bool(sample["cut"][turn])
             if across_ends and not is_last:
                 ended = cut = False
             if ended:
-                value = target = follow_value if bootstrap_terminal and not is_last else 0.0
+                value = target = 0.0
+                if bootstrap_terminal == "next episode" and not is_last:
+                    value = target = follow_value
+                elif bootstrap_terminal:
+                    value = target = float(sample["final_values"][turn])
             elif cut:
                 kind_of_cut = "truncated" if sample["truncated"][turn] else "unfinished"
                 without = no_bootstrap in ("everywhere", kind_of_cut)
@@ -113,7 +123,10 @@ def _ppo(sample: Sample) -> Estimates:
         ("truncation treated as termination", {"no_bootstrap": "everywhere"}),
         ("truncation treated as termination", {"no_bootstrap": "truncated"}),
         ("end of the collection treated as termination", {"no_bootstrap": "unfinished"}),
-        ("termination treated as truncation", {"bootstrap_terminal": True}),
+        ("termination treated as truncation", {"bootstrap_terminal": "next episode"}),
+        ("termination treated as truncation", {"bootstrap_terminal": "final state"}),
+        ("ends of episodes are shifted by one turn", {"shifted_ends": 1}),
+        ("ends of episodes are shifted by one turn", {"shifted_ends": -1}),
         ("reward has the wrong sign", {"reward_scale": -1.0}),
         ("rewards are shifted by one turn", {"shifted": True}),
         ("rewards are not discounted", {"gamma": 1.0}),

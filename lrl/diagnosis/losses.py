@@ -20,7 +20,7 @@ _SMALL_UPDATE = 2e-3
 """Mean change of a log-probability by the updates of each of the first collections, in nats, that is too small."""
 _UNCHANGED = 1e-6
 """Mean change of a log-probability up to which it is rounding, in nats."""
-_GRADIENT_ERROR = 0.05
+GRADIENT_ERROR = 0.05
 """Difference of two computations of a gradient in 32 bits, as a share of its norm, that is too large."""
 _LARGE_UPDATE = 0.5
 """Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
@@ -315,8 +315,18 @@ def _gradients(sample: Sample) -> Iterator[Finding]:
         )
         return
     error, factor = settings.get("gradient_error", 0.0), settings.get("gradient_factor", 1.0)
-    if error > _GRADIENT_ERROR:
-        is_multiple = abs(error - abs(factor - 1)) < _GRADIENT_ERROR * max(abs(factor), 1.0)
+    of_tokens: dict[str, float] = settings.get("token_weights") or {}
+    missing = [kind for kind, weight in of_tokens.items() if abs(weight) < GRADIENT_ERROR]
+    if missing and len(missing) < len(of_tokens):
+        yield sample.finding(
+            "end token not trained" if missing == ["last"] else "sampled tokens not trained",
+            f"for a minibatch of collection {collection}, the optimiser gets gradients in which the tokens of responses "
+            f"have the weights {', '.join(f'{weight:.2g} ({kind})' for kind, weight in of_tokens.items())}",
+            "compare the mask with which the losses of tokens are averaged",
+            confidence=0.95,
+        )
+    elif error > GRADIENT_ERROR:
+        is_multiple = abs(error - abs(factor - 1)) < GRADIENT_ERROR * max(abs(factor), 1.0)
         yield sample.finding(
             "gradients have the wrong size" if is_multiple else "gradients are not those of the minibatch",
             f"for a minibatch of collection {collection}, the optimiser gets gradients that are {factor:.3g} times "

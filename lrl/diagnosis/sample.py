@@ -94,8 +94,9 @@ class Sample:
       action; ``named``, float64, whether the response is a legal action according to the documentation of the codec;
     - ``evaluated``, ``entropy`` and ``evaluated_values``: log-probabilities, entropies and values that training
       computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
-      ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn, and ``drawn``, int64, the
-      tokens that its distributions give with the random numbers of sampling, -1 where they are not computed.
+      ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn, ``next_logprobs`` and
+      ``previous_logprobs``, of the next and the previous token at the same position, and ``drawn``, int64, the tokens
+      that its distributions give with the random numbers of sampling, -1 where they are not computed.
     """
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -7,7 +7,7 @@ import logging
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -17,7 +17,7 @@ import torch
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.detectors import SERIES_DETECTORS, diagnose_samples
-from lrl.diagnosis.losses import update
+from lrl.diagnosis.losses import GRADIENT_ERROR, update
 from lrl.diagnosis.metrics import diagnose_metrics, read_columns
 from lrl.diagnosis.sample import Finding, Sample, write_sample
 from lrl.functional.distributed import shards_parameters
@@ -88,7 +88,7 @@ class Diagnosis(L.Callback):
         """Checksum of each trained weight before the updates of the latest sample's collection."""
         self._gradient = 0.0
         """Largest norm of the gradients of its minibatches."""
-        self._steps: dict[str, float] = {}
+        self._steps: dict[str, Any] = {}
         """What was found in the optimiser steps on its minibatches, see :meth:`_of_updates`."""
         self._minibatch: TurnBatch | None = None
         """The current minibatch, if its gradients are to be computed again."""
@@ -269,36 +269,86 @@ def scheduled_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float |
     return optimizer.lr * decay[optimizer.schedule]
 
 
-def _compared_gradients(module: GradientModule, batch: TurnBatch) -> dict[str, float]:
+def _compared_gradients(module: GradientModule, batch: TurnBatch) -> dict[str, Any]:
     """Compute the gradient of some weights for a minibatch again, before the optimiser step.
 
     Returns:
         ``gradient_error``, the norm of the difference from the gradient that the optimiser gets, as a share of the norm
-        of the new one, and ``gradient_factor``, the multiple of the new one that is nearest to the other.
+        of the new one, and ``gradient_factor``, the multiple of the new one that is nearest to the other. If they
+        differ, also ``token_weights``, see :func:`_token_weights`.
     """
     weights: list[torch.nn.Parameter] = []
     groups = module.trainer.optimizers[0].param_groups
     for weight in reversed([one for group in groups for one in group["params"] if one.requires_grad]):
         if sum(map(torch.numel, weights)) < _COMPARED:
             weights.append(weight)
-    sizes, again = (len(batch), batch.response_mask.sum()), [torch.zeros_like(one).float() for one in weights]
-    with torch.enable_grad():
-        for turns in module.passes(batch):
-            part = batch[turns]
-            loss = module.reduced(module.loss(part, module.policy.evaluate(part)), part.response_mask, sizes)
-            for total, gradient in zip(again, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
-                if gradient is not None:
-                    total += gradient
-    expected = torch.cat([one.cpu().double().reshape(-1) for one in again])
     given = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
     used = torch.cat([one.cpu().double().reshape(-1) for one in given])
+    expected = _gradient(module, batch, weights, batch.response_mask)
     size = float(expected.norm())
     if size < 1e-7:  # rounding may be larger
         return {}
-    return {
+    out: dict[str, Any] = {
         "gradient_error": float((used - expected).norm()) / size,
         "gradient_factor": float(used @ expected) / size**2,
     }
+    if out["gradient_error"] > GRADIENT_ERROR:
+        out["token_weights"] = _token_weights(module, batch, weights, used)
+    return out
+
+
+def _gradient(
+    module: GradientModule, batch: TurnBatch, weights: Sequence[torch.nn.Parameter], trained: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of the loss of some tokens of a minibatch, float64 ``(number,)``.
+
+    Args:
+        module: module that is trained.
+        batch: the minibatch, over whose tokens the loss is averaged.
+        weights: the weights of the gradient.
+        trained: the tokens, bool ``(turn, token)``.
+    """
+    sizes, total = (len(batch), batch.response_mask.sum()), [torch.zeros_like(one).float() for one in weights]
+    with torch.enable_grad():
+        for turns in module.passes(batch):
+            part = batch[turns]
+            loss = module.reduced(module.loss(part, module.policy.evaluate(part)), trained[turns], sizes)
+            for sum_of, gradient in zip(total, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
+                if gradient is not None:
+                    sum_of += gradient
+    return torch.cat([one.cpu().double().reshape(-1) for one in total])
+
+
+def _token_weights(
+    module: GradientModule, batch: TurnBatch, weights: Sequence[torch.nn.Parameter], used: torch.Tensor
+) -> dict[str, float]:
+    """Return the weights of some kinds of tokens in a gradient by least squares; empty if they do not explain it.
+
+    Kinds with hardly any gradient are left out.
+
+    Args:
+        module: module that is trained.
+        batch: the minibatch.
+        weights: the weights of the gradient.
+        used: the gradient that the optimiser gets, float64 ``(number,)``.
+    """
+    mask = batch.response_mask
+    place, length = mask.cumsum(1) - 1, mask.sum(1, keepdim=True)
+    kinds = {"last": place == length - 1, "second last": place == length - 2, "first": place == 0}
+    kinds["other"] = ~torch.stack(list(kinds.values())).any(0)
+    parts, taken = dict[str, torch.Tensor](), torch.zeros_like(mask)
+    for kind, tokens in kinds.items():
+        chosen = mask & tokens & ~taken
+        taken |= chosen
+        if chosen.any():
+            parts[kind] = _gradient(module, batch, weights, chosen)
+    largest = max(float(part.norm()) for part in parts.values())
+    parts = {kind: part for kind, part in parts.items() if float(part.norm()) > 0.05 * largest}
+    columns = torch.stack(list(parts.values()), 1)
+    solution = torch.linalg.lstsq(columns, used[:, None]).solution
+    if float((columns @ solution - used[:, None]).norm()) > GRADIENT_ERROR * float(used.norm()):
+        return {}
+    return dict(zip(parts, solution[:, 0].tolist(), strict=True))
 
 
 def _checksums(module: L.LightningModule) -> dict[str, float]:

@@ -445,11 +445,13 @@ def plain(policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None 
         bits: random numbers of the tokens of these turns, int64 ``(turn, token)``; None draws no tokens.
 
     Returns:
-        ``plain_logprobs`` and ``plain_entropy``, float64 ``(turn, token)``, and ``drawn``, int64, see :class:`Sample`.
+        ``plain_logprobs``, ``next_logprobs``, ``previous_logprobs`` and ``plain_entropy``, float64 ``(turn, token)``,
+        and ``drawn``, int64, see :class:`Sample`.
     """
     width = batch.response_mask.shape[1]
     logprobs = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
     entropy, drawn = logprobs.clone(), torch.full(logprobs.shape, -1)
+    shifted = {1: logprobs.clone(), -1: logprobs.clone()}
     model: Any = policy.language_model.model
     was_training = model.training
     model.eval()
@@ -463,7 +465,15 @@ def plain(policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None 
             if bits is not None:
                 drawn[turn] = sample_tokens(of_all.float(), bits[turn].to(of_all.device)).cpu()
             logprobs[turn] = of_all.gather(-1, response[:, None])[:, 0].cpu()
+            for offset, of_other in shifted.items():
+                of_other[turn] = of_all.gather(-1, response.roll(-offset)[:, None])[:, 0].cpu()
             entropy[turn] = -(of_all.exp() * of_all).sum(-1).cpu()
     finally:
         model.train(was_training)
-    return {"plain_logprobs": logprobs, "plain_entropy": entropy, "drawn": None if bits is None else drawn}
+    return {
+        "plain_logprobs": logprobs,
+        "next_logprobs": shifted[1],
+        "previous_logprobs": shifted[-1],
+        "plain_entropy": entropy,
+        "drawn": None if bits is None else drawn,
+    }
