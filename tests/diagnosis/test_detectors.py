@@ -94,16 +94,27 @@ def test_the_axis_of_returns_is_checked(axis, cause):
     assert found(neighbours, sample({"credit": credit}, rewards=flat["rewards"], **columns)) == cause
 
 
-def test_values_that_are_averaged_over_padding_are_named():
+@pytest.mark.parametrize(
+    ("mistake", "cause"),
+    [
+        ({}, []),
+        ({"shifted_ends": 1}, ["ends of episodes are shifted by one turn"]),
+        ({"bootstrap_terminal": "final state"}, ["termination treated as truncation"]),
+        ({"bootstrap_terminal": "next episode"}, ["termination treated as truncation"]),
+        ("averaged", ["values are averaged over padding"]),
+    ],
+)
+def test_a_mistake_in_gae_is_named(mistake, cause):
     credit = {"kind": "turn", "gamma": 0.9, "gae_lambda": 0.9, "critic_lambda": None, "token_gamma": 1.0}
     credit |= {"token_lambda": 1.0, "local_penalties": False, "bootstrap_last": False, "normalise": False}
     values = np.random.default_rng(0).normal(size=(16, 3))
-    arrays = {"mask": WIDE, "rewards": RETURNS, "values": values, "final_values": np.zeros(16)}
-    settings = {"algorithm": "PPOValueHeadModule", "credit": credit}
-    averaged = sample(settings, **arrays | {"values": values.mean(1, keepdims=True).repeat(3, 1)})
-    right, wrong = (ppo_credit(one)[0] for one in (sample(settings, **arrays), averaged))
-    assert found(advantages, sample(settings, **arrays, advantages=right)) == []
-    assert found(advantages, sample(settings, **arrays, advantages=wrong)) == ["values are averaged over padding"]
+    arrays = {"mask": WIDE, "rewards": RETURNS, "values": values, "terminated": np.arange(16) % 7 == 5}
+    arrays["final_values"] = np.where(arrays["terminated"], 3.0, 0.0)
+    settings, changed = {"algorithm": "PPOValueHeadModule", "credit": credit}, values
+    if mistake == "averaged":
+        mistake, changed = {}, values.mean(1, keepdims=True).repeat(3, 1)
+    given = ppo_credit(sample(settings, **arrays | {"values": changed}), **mistake)[0]
+    assert found(advantages, sample(settings, **arrays, advantages=given)) == cause
 
 
 def test_tokens_must_be_those_of_the_current_weights():

@@ -20,6 +20,7 @@ from lrl.diagnosis.credit import _distance
 from lrl.diagnosis.metrics import diagnose, diagnose_metrics
 from lrl.diagnosis.sample import Sample
 from lrl.envs.native import NativeEnv
+from lrl.functional.distributions import Categorical
 from lrl.lm.decoding import DecodeLoop
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
@@ -147,6 +148,11 @@ def tripled(old):
     return lambda self, loss, *args, **kw: old(self, 3 * loss, *args, **kw)
 
 
+def of_next_token(old):
+    """Compare the logits at a position with the token after the next."""
+    return lambda self, samples: old(self, samples.roll(-1, 1) if samples.ndim == 2 else samples)
+
+
 def k1(logprobs, ref_logprobs):
     return logprobs - ref_logprobs
 
@@ -191,6 +197,11 @@ MISTAKES = {
         "network",
         [(GradientModule, "optimizer_zero_grad", lambda old: lambda self, epoch, batch_idx, optimizer: None)],
     ),
+    "end token not trained in minibatches": (
+        "prompts",
+        [(GradientModule, "step", lambda old: lambda self, batch: old(self, changed(batch, without_last)))],
+    ),
+    "log-probabilities are those of other tokens": ("prompts", [(Categorical, "logprobs", of_next_token)]),
     "gradients have the wrong size": ("network", [(GradientModule, "backward", tripled)]),
     "minibatches mix the fields of different turns": ("network", [(RolloutDataModule, "minibatch", mixed)]),
     "rewards of the wrappers have the wrong sign": ("network", [(NativeEnv, "step", negated_reward)]),
@@ -257,7 +268,10 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
     kind, changes = MISTAKES[cause]
     for place, name, change in changes:
         monkeypatch.setattr(place, name, change(getattr(place, name)))
-    cause = {"rewards of the wrappers have the wrong sign": "reward has the wrong sign"}.get(cause, cause)
+    cause = {
+        "rewards of the wrappers have the wrong sign": "reward has the wrong sign",
+        "end token not trained in minibatches": "end token not trained",
+    }.get(cause, cause)
     assert causes(tmp_path, tiny_folder, kind, collections=3 if kind == "network" else 1)[0] == cause
 
 
