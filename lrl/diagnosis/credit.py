@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,6 +38,7 @@ def advantages(sample: Sample) -> Iterator[Finding]:
     correct = _distance(recorded, expected, sample)
     if correct < max(_EQUAL, _rounding(sample, expected)):
         return
+    equal = min(_EQUAL, correct / 10)  # a mistake must explain a small difference as well
     other = [(cause, values[mask]) for cause, values in estimates]
     distances = [(_distance(recorded, values, sample), name) for name, values in other]
     distance, cause = min(distances, key=lambda known: known[0], default=(2.0, ""))
@@ -46,20 +48,19 @@ def advantages(sample: Sample) -> Iterator[Finding]:
         cause, why = masked
     elif np.abs(recorded).max(initial=0.0) < _EQUAL * max(float(np.abs(expected).max()), 1e-9):
         cause, why = "advantages are all 0", ", and are all 0"
-    elif distance < _EQUAL:
+    elif distance < equal:
         why = f", and are those of this mistake up to {distance:.1g}"
-    elif (scale := _reward_scale(recorded, sample)) is not None and abs(scale - 1) > _FITTED:
-        cause = "reward has the wrong sign" if scale < 0 else "reward has the wrong scale"
-        why = f", and are those of rewards multiplied by {scale:.3g}"
-    elif (line := _line(recorded, expected)) is not None:
+    elif (fit := _changed_rewards(recorded, sample, min(_FITTED, correct / 10))) is not None:
+        cause, why = fit
+    elif (line := _line(recorded, expected, equal)) is not None:
         cause = (
             "advantages have an offset" if abs(line[1]) > _EQUAL * recorded.std() else "advantages are scaled wrongly"
         )
         why = f", and are {line[0]:.3g} times these plus {line[1]:.3g}"
-    elif np.allclose(recorded, np.clip(expected, recorded.min(), recorded.max()), atol=_EQUAL * recorded.std()):
+    elif np.allclose(recorded, np.clip(expected, recorded.min(), recorded.max()), atol=equal * recorded.std()):
         cause, why = "advantages are clipped", f", and are these between {recorded.min():.3g} and {recorded.max():.3g}"
     else:
-        cause = next((name for name, values in other if _line(recorded, values) is not None), "")
+        cause = next((name for name, values in other if _line(recorded, values, equal) is not None), "")
         why = ", and are those of this mistake up to a factor and an offset" if cause else ""
         if not cause:
             cause, why = _localised(recorded, expected, sample)
@@ -221,7 +222,7 @@ def _localised(recorded: np.ndarray, expected: np.ndarray, sample: Sample) -> tu
         outside = ~inside
         if outside.sum() < _MIN_OUTSIDE or len(np.unique(expected[outside].round(9))) < _MIN_VALUES:
             continue
-        line = (1.0, 0.0) if not _normalised(sample) else _line(recorded[outside], expected[outside])
+        line = (1.0, 0.0) if not _normalised(sample) else _line(recorded[outside], expected[outside], _EQUAL)
         if line is None:
             continue
         wrong = np.abs(recorded - line[0] * expected - line[1]) > _EQUAL * recorded.std()
@@ -236,33 +237,54 @@ def _rounding(sample: Sample, expected: np.ndarray) -> float:
     return 1e-6 * float(values) / max(float(expected.std()), 1e-12)
 
 
-def _line(recorded: np.ndarray, expected: np.ndarray) -> tuple[float, float] | None:
-    """Return positive factor and offset of the linear function that explains the advantages; None if none does."""
+def _line(recorded: np.ndarray, expected: np.ndarray, equal: float) -> tuple[float, float] | None:
+    """Return positive factor and offset of the linear function that explains the advantages; None if none does.
+
+    Args:
+        recorded: advantages, ``(token,)``.
+        expected: those of an estimator.
+        equal: largest error, as a share of the spread of the recorded ones.
+    """
     if expected.std() < 1e-9 or recorded.std() < 1e-9:
         return None
     factor, offset = (float(value) for value in np.polyfit(expected, recorded, 1))
-    explained = np.abs(factor * expected + offset - recorded).max() < _EQUAL * recorded.std()
+    explained = np.abs(factor * expected + offset - recorded).max() < equal * recorded.std()
     return (factor, offset) if explained and factor > 0 else None
 
 
-def _reward_scale(recorded: np.ndarray, sample: Sample) -> float | None:
-    """Return the factor of the rewards that explains the advantages; None if none does.
+def _changed_rewards(recorded: np.ndarray, sample: Sample, equal: float) -> tuple[str, str] | None:
+    """Return the cause and a description if a linear function of the rewards explains the advantages of PPO.
 
     Advantages are linear in rewards and values.
+
+    Args:
+        recorded: advantages, ``(token,)``.
+        sample: the sample.
+        equal: largest error, as a share of the spread of the recorded ones.
     """
     if sample.settings["algorithm"] != "PPOValueHeadModule":
         return None
     mask = sample["mask"]
     of_values = ppo_credit(sample, reward_scale=0.0)[0][mask]
     of_rewards = ppo_credit(sample)[0][mask] - of_values
-    columns = [of_values, of_rewards, *([np.ones_like(recorded)] if _normalised(sample) else [])]
-    design = np.stack(columns, axis=1)
-    solution, *_ = np.linalg.lstsq(design, recorded, rcond=None)
-    if np.linalg.matrix_rank(design) < design.shape[1] or solution[0] <= 0:
-        return None
-    if np.abs(design @ solution - recorded).max() > _FITTED * recorded.std():
-        return None
-    return float(solution[1] / solution[0])
+    constant = replace(sample, arrays={**sample.arrays, "rewards": np.ones_like(sample["rewards"])})
+    of_ones = ppo_credit(constant)[0][mask] - of_values
+    free = [np.ones_like(recorded)] if _normalised(sample) else []
+    for columns in ([of_values, of_rewards, *free], [of_values, of_rewards, *free, of_ones]):
+        design = np.stack(columns, axis=1)
+        solution, *_ = np.linalg.lstsq(design, recorded, rcond=None)
+        if np.linalg.matrix_rank(design) < design.shape[1] or solution[0] <= 0:
+            continue
+        if np.abs(design @ solution - recorded).max() > equal * recorded.std():
+            continue
+        scale = float(solution[1] / solution[0])
+        if len(columns) > 2 + len(free):
+            offset = float(solution[-1] / solution[0])
+            return "reward has an offset", f", and are those of rewards multiplied by {scale:.3g} plus {offset:.3g}"
+        if abs(scale - 1) > _FITTED:
+            cause = "reward has the wrong sign" if scale < 0 else "reward has the wrong scale"
+            return cause, f", and are those of rewards multiplied by {scale:.3g}"
+    return None
 
 
 def group_means(sample: Sample) -> Iterator[Finding]:

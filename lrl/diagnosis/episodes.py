@@ -70,6 +70,7 @@ def replayed(sample: Sample) -> Iterator[Finding]:
             f"the observation differs from that of the same episode played again, in {len(wrong)} of "
             f"{int(known.sum())} turns ({sample.place(int(wrong[0]))})",
             _REMEDY,
+            confidence=0.9,  # wrong seeds have this consequence, and are named by other detectors
         )
 
 

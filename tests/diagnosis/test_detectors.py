@@ -101,7 +101,9 @@ def test_the_axis_of_returns_is_checked(axis, cause):
         ({"shifted_ends": 1}, ["ends of episodes are shifted by one turn"]),
         ({"bootstrap_terminal": "final state"}, ["termination treated as truncation"]),
         ({"bootstrap_terminal": "next episode"}, ["termination treated as truncation"]),
+        ({"reward_scale": 3.0}, ["reward has the wrong scale"]),
         ("averaged", ["values are averaged over padding"]),
+        ("offset", ["reward has an offset"]),
     ],
 )
 def test_a_mistake_in_gae_is_named(mistake, cause):
@@ -110,10 +112,12 @@ def test_a_mistake_in_gae_is_named(mistake, cause):
     values = np.random.default_rng(0).normal(size=(16, 3))
     arrays = {"mask": WIDE, "rewards": RETURNS, "values": values, "terminated": np.arange(16) % 7 == 5}
     arrays["final_values"] = np.where(arrays["terminated"], 3.0, 0.0)
-    settings, changed = {"algorithm": "PPOValueHeadModule", "credit": credit}, values
-    if mistake == "averaged":
-        mistake, changed = {}, values.mean(1, keepdims=True).repeat(3, 1)
-    given = ppo_credit(sample(settings, **arrays | {"values": changed}), **mistake)[0]
+    settings = {"algorithm": "PPOValueHeadModule", "credit": credit}
+    changed = {
+        "averaged": {"values": values.mean(1, keepdims=True).repeat(3, 1)},
+        "offset": {"rewards": (RETURNS - RETURNS.mean()) / RETURNS.std()},
+    }.get(mistake if isinstance(mistake, str) else "", {})
+    given = ppo_credit(sample(settings, **arrays | changed), **({} if changed else mistake))[0]
     assert found(advantages, sample(settings, **arrays, advantages=given)) == cause
 
 
