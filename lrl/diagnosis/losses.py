@@ -326,7 +326,8 @@ def _gradients(sample: Sample) -> Iterator[Finding]:
             confidence=0.95,
         )
     elif error > GRADIENT_ERROR:
-        is_multiple = abs(error - abs(factor - 1)) < GRADIENT_ERROR * max(abs(factor), 1.0)
+        beside = math.sqrt(max(error**2 - (factor - 1) ** 2, 0.0))  # the part that is no multiple
+        is_multiple = beside < GRADIENT_ERROR * abs(factor)
         yield sample.finding(
             "gradients have the wrong size" if is_multiple else "gradients are not those of the minibatch",
             f"for a minibatch of collection {collection}, the optimiser gets gradients that are {factor:.3g} times "

@@ -342,8 +342,8 @@ def _token_weights(
         taken |= chosen
         if chosen.any():
             parts[kind] = _gradient(module, batch, weights, chosen)
-    largest = max(float(part.norm()) for part in parts.values())
-    parts = {kind: part for kind, part in parts.items() if float(part.norm()) > 0.05 * largest}
+    least = 0.05 * min(float(used.norm()), max(float(part.norm()) for part in parts.values()))
+    parts = {kind: part for kind, part in parts.items() if float(part.norm()) > least}
     columns = torch.stack(list(parts.values()), 1)
     solution = torch.linalg.lstsq(columns, used[:, None]).solution
     if float((columns @ solution - used[:, None]).norm()) > GRADIENT_ERROR * float(used.norm()):
