@@ -319,7 +319,7 @@ def _gradients(sample: Sample) -> Iterator[Finding]:
     missing = [kind for kind, weight in of_tokens.items() if abs(weight) < GRADIENT_ERROR]
     if missing and len(missing) < len(of_tokens):
         yield sample.finding(
-            "end token not trained" if missing == ["last"] else "sampled tokens not trained",
+            "end token not trained" if set(missing) <= {"last", "only"} else "sampled tokens not trained",
             f"for a minibatch of collection {collection}, the optimiser gets gradients in which tokens of responses "
             f"have the weights {', '.join(f'{weight:.2g} ({kind})' for kind, weight in of_tokens.items())}",
             "compare the mask with which the losses of tokens are averaged",

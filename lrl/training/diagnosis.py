@@ -334,7 +334,12 @@ def _token_weights(
     """
     mask = batch.response_mask
     place, length = mask.cumsum(1) - 1, mask.sum(1, keepdim=True)
-    kinds = {"last": place == length - 1, "second last": place == length - 2, "first": place == 0}
+    kinds = {
+        "only": (length == 1).expand_as(mask),
+        "last": place == length - 1,
+        "second last": place == length - 2,
+        "first": place == 0,
+    }
     kinds["other"] = ~torch.stack(list(kinds.values())).any(0)
     parts, taken = dict[str, torch.Tensor](), torch.zeros_like(mask)
     for kind, tokens in kinds.items():
