@@ -239,7 +239,8 @@ CATEGORIES = {
         "responses are not the sampled tokens",
     ),
 }
-"""Causes of each category of mistakes, fixed before the mistakes were known."""
+"""Causes of each category of mistakes. Causes of new detectors are added between validations, and never while one runs;
+a file of results has the categories of its own commit."""
 
 
 def in_child(code: Path, arguments: Sequence[str], log: Path) -> None:
@@ -378,6 +379,8 @@ def main() -> None:
     if args.code is None or (args.algorithm is None) == (args.config is None):
         parser.error("--code and one of --algorithm and --config must be given.")
     git = ["git", "-C", str(args.code)]
+    if not (args.code / ".git").is_dir():
+        parser.error(f"--code is {str(args.code)!r}; it must be a clone of the repository.")
     lock = (args.code / ".git" / "faults.lock").open("w")  # held until this process ends
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -141,8 +141,10 @@ class Diagnosis(L.Callback):
     @_harmless
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: torch.Tensor) -> None:
         """Record the largest gradient that remains from earlier minibatches."""
+        if self._part is None:
+            return
         batch = trainer.fit_loop.epoch_loop.batch_idx
-        if self._part is not None and batch < _NORMS and batch % trainer.accumulate_grad_batches == 0:
+        if batch < _NORMS and batch % trainer.accumulate_grad_batches == 0:
             weights = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]
             left = [weight.grad.abs().max() for weight in weights if weight.grad is not None]
             self._steps["left_gradient"] = max([self._steps.get("left_gradient", 0.0), *map(float, left)])
@@ -153,8 +155,10 @@ class Diagnosis(L.Callback):
     ) -> None:
         """Compare some gradients of one minibatch, before they are clipped, with those of another backward pass."""
         batch, self._minibatch = self._minibatch, None
+        if batch is None:
+            return
         one_device = trainer.world_size == 1 and trainer.accumulate_grad_batches == 1
-        if batch is None or not one_device or trainer.precision not in ("32-true", "64-true"):
+        if not one_device or trainer.precision not in ("32-true", "64-true"):
             return
         assert isinstance(pl_module, GradientModule)
         if pl_module.dropout_seed is None and len(batch):
@@ -229,7 +233,7 @@ class Diagnosis(L.Callback):
         if self._replay is not None:
             self._replay.close()
             self._replay = None
-        if stage == "fit" and self.recorded and not self._reported:
+        if stage == "fit" and self.recorded and not self._reported and not self._has_failed:
             turns = sum(map(len, self.recorded))
             found = "Diagnosis: no mistake in the last %d samples, which have %d turns"
             logging.getLogger("lrl").info(found, len(self.recorded), turns)

@@ -102,7 +102,7 @@ def action_of(codec: TextCodec, response_format: str, response: str) -> int | No
         head, tag, text = text.removesuffix("</answer>").rpartition("<answer>")
         if not (response.rstrip().endswith("</answer>") and tag and head.startswith("<think>")):
             return None
-        if not head.rstrip().endswith("</think>") or len(head.rstrip()) < len("<think></think>"):
+        if not head.rstrip().endswith("</think>") or len(head.rstrip()) < len("<think></think>") or "<" in text:
             return None
     elif response_format == "final_answer":
         _, marker, text = text.rpartition("final answer:")

@@ -216,6 +216,8 @@ def test_responses_are_read_as_documented(monkeypatch):
     codecs += [RagenBoardCodec("frozen_lake"), PlainBoardCodec("sokoban"), BabyAICodec()]
     assert all(misread(codec, form) == [] for codec in codecs for form in RESPONSE_FORMATS)
     assert named(codecs[4], "direct", ["right || Up", "go right", ""]).tolist() == [1, 0, 0]
+    tagged = "<think>a</think> <answer>Left||</action></answer>"
+    assert named(codecs[4], "think_answer", [tagged, tagged.replace("</action>", "")]).tolist() == [0, 1]
     strict = DiscreteFormat.decode
 
     def lenient(self, text):

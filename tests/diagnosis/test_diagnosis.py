@@ -323,7 +323,7 @@ def test_constant_advantages_of_a_sample_are_not_wrong(recorded):
     assert _distance(np.arange(4.0), np.zeros(4), sample) == 2
 
 
-@pytest.mark.parametrize("kind", ["prompts", "network"])
+@pytest.mark.parametrize("kind", list(RUNS))
 def test_the_diagnosis_does_not_change_the_weights(kind, tiny_folder, tmp_path):
     weights = []
     for name, callbacks in {"with": [Diagnosis()], "without": []}.items():
@@ -339,6 +339,13 @@ def test_a_diagnosis_that_fails_does_not_end_the_run(tmp_path, monkeypatch, capl
     assert (tmp_path / "diagnosis_errors.txt").read_text().count("ZeroDivisionError: division by zero") == 2
     told = [record.getMessage() for record in caplog.records if record.name == "lrl"]
     assert len([text for text in told if "Diagnosis failed in on_train_batch_start" in text]) == 1
+
+
+def test_a_diagnosis_that_fails_does_not_report_success(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(lrl.training.diagnosis, "diagnose_samples", lambda *args: 1 / 0)
+    causes(tmp_path, None, "network", collections=2)
+    told = " ".join(record.getMessage() for record in caplog.records if record.name == "lrl")
+    assert "Diagnosis failed in on_train_batch_start" in told and "no mistake" not in told
 
 
 def test_weights_in_bfloat16_are_recorded(tiny_folder, tmp_path):
