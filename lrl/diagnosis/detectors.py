@@ -17,7 +17,7 @@ from lrl.diagnosis.episodes import EPISODE_DETECTORS, success_and_return
 from lrl.diagnosis.losses import LOSS_DETECTORS, inverts_ratio
 from lrl.diagnosis.sample import Finding, Sample
 
-_MIN_SHIFTED = 20
+_MIN_SHIFTED = 3
 """Smallest number of tokens by which log-probabilities are compared with those of neighbouring tokens."""
 _LOGPROB_TOLERANCE = {False: 2e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
