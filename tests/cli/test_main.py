@@ -114,7 +114,10 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--model.init_args.optimizer.lr", "much"], "lrl: model.optimizer.lr is 'much'; it must be positive."),
+        (
+            ["--model.init_args.optimizer.lr", "much"],
+            "lrl: model.optimizer.lr is 'much'; it must be a number that is positive.",
+        ),
         (["--model.init_args.optimizer.lr", "-1"], "lrl: model.optimizer.lr is -1; it must be positive."),
         (["--model.init_args.clip_range_high", "0"], "lrl: model.clip_range_high is 0; it must be positive, or null."),
         (
@@ -165,7 +168,10 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
             ["--trainer.max_epochs", "x" * 5000],
             f"lrl: trainer.max_epochs is '{'x' * 59}... (5003 characters) it must be an integer or null.",
         ),
-        (["--data.num_groups", "four"], "lrl: data.num_groups is 'four'; it must be an integer that is at least 1."),
+        (
+            ["--data.num_groups", "four"],
+            "lrl: data.num_groups is 'four'; it must be an integer that is at least 1, or null.",
+        ),
         (["--model.optimizer.lr", "fast"], "lrl: model.optimizer.lr is 'fast'; it must be a number that is positive."),
         (["--trainer.max_epoch", "3"], "lrl: unrecognized arguments: --trainer.max_epoch 3"),
         (

@@ -140,7 +140,10 @@ def test_a_wrong_setting_is_one_sentence_before_any_run(words, sentence, tmp_pat
 def test_values_of_a_wrong_type_are_found_by_the_parser():
     command = ["fit", "--config", "cartpole/ppo_mlp.yaml"]
     assert first_error([command, [*command, f"--{LR}=2e-4", f"--{SIZES}=[8,8]"]]) == ""
-    assert first_error([command, [*command, f"--{LR}=abc"]]) == "model.optimizer.lr is 'abc'; it must be positive."
+    assert (
+        first_error([command, [*command, f"--{LR}=abc"]])
+        == "model.optimizer.lr is 'abc'; it must be a number that is positive."
+    )
 
 
 def test_a_job_array_has_one_task_for_each_run_that_has_not_finished(started, tmp_path):
