@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import process_time
 from typing import Any, ParamSpec
 
 import lightning as L
@@ -38,6 +39,8 @@ _KEPT = 20
 """Number of samples that are held in memory."""
 _COMPARED = 1_000_000
 """Number of weights from which no more tensors of weights are added to those whose gradients are computed again."""
+_SHARE = 0.015
+"""Share of the processor time above which no further collections are recorded, after the first three."""
 ERRORS = "diagnosis_errors.txt"
 """File in the run directory with the tracebacks of errors in this callback."""
 _P = ParamSpec("_P")
@@ -48,13 +51,16 @@ def _harmless(hook: Callable[_P, None]) -> Callable[_P, None]:
 
     @functools.wraps(hook)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        callback, trainer = args[:2]
+        assert isinstance(callback, Diagnosis)
+        started = process_time()
         try:
             hook(*args, **kwargs)
         except Exception as error:  # of any kind, because a diagnosis must not end a run
-            callback, trainer = args[:2]
-            assert isinstance(callback, Diagnosis)
             assert isinstance(trainer, L.Trainer)
             callback.failed(trainer, hook.__name__, error)
+        finally:
+            callback.spent += process_time() - started
 
     return guarded
 
@@ -69,7 +75,8 @@ class Diagnosis(L.Callback):
     nor are sharded weights.
 
     Args:
-        every_n_collections: one in this many collections is recorded, and the first three.
+        every_n_collections: one in this many collections is recorded, and the first three. Others are left out while
+            this takes more than 1.5% of the processor time of the run.
         turns: maximum number of turns to record; more if a single group has more.
     """
 
@@ -93,6 +100,8 @@ class Diagnosis(L.Callback):
         self._minibatch: TurnBatch | None = None
         """The current minibatch, if its gradients are to be computed again."""
         self._has_failed = False
+        self.spent = 0.0
+        """Seconds of processor time of the hooks so far."""
         self._part: TurnBatch | None = None
         """Turns of the latest sample until the updates of its collection are finished."""
 
@@ -244,7 +253,8 @@ class Diagnosis(L.Callback):
             return False
         if data.trained_minibatches or data.rollout is None or not module.automatic_optimization:
             return False
-        wanted = data.collection < _FIRST or data.collection % self.every_n_collections == 0
+        affordable = self.spent < _SHARE * process_time()
+        wanted = data.collection < _FIRST or (data.collection % self.every_n_collections == 0 and affordable)
         return wanted and not shards_parameters(trainer.strategy)
 
     def _report(self, finding: Finding) -> None:
