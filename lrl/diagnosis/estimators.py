@@ -61,21 +61,18 @@ def ppo_credit(
     advantages, returns = np.zeros_like(values), np.zeros_like(values)
     for turns in sample.envs():
         of_env = np.concatenate([[0.0], rewards[turns][:-1]]) if shifted else rewards[turns]
-        places = [place + shifted_ends for place in range(len(turns))]
-        of_places = [0 <= place < len(turns) and bool(sample["terminated"][turns[place]]) for place in places]
-        terminated = dict(zip(turns, of_places, strict=True))
+        terminated = _shifted(sample["terminated"][turns], shifted_ends)
         follow_value = follow_return = follow_advantage = last_reward = 0.0
-        for turn, reward in zip(reversed(turns), reversed(of_env), strict=True):
-            is_last, carry = turn == turns[-1], 0.0
-            ended, cut = terminated[turn], bool(sample["cut"][turn])
+        for turn, reward, ended in zip(reversed(turns), reversed(of_env), reversed(terminated), strict=True):
+            is_last, carry, cut = turn == turns[-1], 0.0, bool(sample["cut"][turn])
             if across_ends and not is_last:
                 ended = cut = False
             if ended:
-                value = target = 0.0
-                if bootstrap_terminal == "next episode" and not is_last:
-                    value = target = follow_value
-                elif bootstrap_terminal:
-                    value = target = float(sample["final_values"][turn])
+                of_mistake = {
+                    "next episode": 0.0 if is_last else follow_value,
+                    "final state": sample["final_values"][turn],
+                }
+                value = target = float(of_mistake.get(bootstrap_terminal, 0.0))
             elif cut:
                 kind_of_cut = "truncated" if sample["truncated"][turn] else "unfinished"
                 without = no_bootstrap in ("everywhere", kind_of_cut)
@@ -103,6 +100,12 @@ def ppo_credit(
             passed_on = max(reward, 0.0) if credit["local_penalties"] else reward
             follow_return = passed_on + future
     return advantages, returns
+
+
+def _shifted(ends: np.ndarray, steps: int) -> np.ndarray:
+    """Return what an array ``(turn,)`` has so many turns later, and false where there are none."""
+    later = np.arange(len(ends)) + steps
+    return np.where((later >= 0) & (later < len(ends)), ends[later.clip(0, len(ends) - 1)], False)
 
 
 def _rewards(sample: Sample, reward_scale: float, kl_scale: float) -> tuple[np.ndarray, np.ndarray]:
