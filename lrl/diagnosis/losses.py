@@ -315,13 +315,20 @@ def _gradients(sample: Sample) -> Iterator[Finding]:
         )
         return
     error, factor = settings.get("gradient_error", 0.0), settings.get("gradient_factor", 1.0)
-    of_tokens: dict[str, float] = settings.get("token_weights") or {}
+    of_tokens: dict[str, float] = dict(settings.get("token_weights") or {})
+    shown = ", ".join(f"{weight:.2g} ({kind})" for kind, weight in of_tokens.items())
+    has_padding = abs(of_tokens.pop("padding", 0.0)) > GRADIENT_ERROR
     missing = [kind for kind, weight in of_tokens.items() if abs(weight) < GRADIENT_ERROR]
-    if missing and len(missing) < len(of_tokens):
+    if has_padding or 0 < len(missing) < len(of_tokens):
+        cause = "sampled tokens not trained"
+        if has_padding:
+            cause = "shifted mask" if missing else "padding trained"
+        elif all(kind.endswith("and last") for kind in missing):
+            cause = "end token not trained"
         yield sample.finding(
-            "end token not trained" if set(missing) <= {"last", "only"} else "sampled tokens not trained",
+            cause,
             f"for a minibatch of collection {collection}, the optimiser gets gradients in which tokens of responses "
-            f"have the weights {', '.join(f'{weight:.2g} ({kind})' for kind, weight in of_tokens.items())}",
+            f"have the weights {shown}",
             "compare the mask with which the losses of tokens are averaged",
             confidence=0.95,
         )

@@ -338,7 +338,7 @@ def _token_weights(
 ) -> dict[str, float]:
     """Return the weights of some kinds of tokens in a gradient by least squares; empty if they do not explain it.
 
-    Kinds with hardly any gradient are left out.
+    Kinds with hardly any gradient are left out. ``padding`` is the first position after a response.
 
     Args:
         module: module that is trained.
@@ -347,20 +347,17 @@ def _token_weights(
         used: the gradient that the optimiser gets, float64 ``(number,)``.
     """
     mask = batch.response_mask
-    place, length = mask.cumsum(1) - 1, mask.sum(1, keepdim=True)
-    kinds = {
-        "only": (length == 1).expand_as(mask),
-        "last": place == length - 1,
-        "second last": place == length - 2,
-        "first": place == 0,
-    }
-    kinds["other"] = ~torch.stack(list(kinds.values())).any(0)
-    parts, taken = dict[str, torch.Tensor](), torch.zeros_like(mask)
+    place, length = torch.arange(mask.shape[1], device=mask.device), mask.sum(1, keepdim=True)
+    kinds = {"padding": place == length}
+    for start, from_start in enumerate(("first", "second", "later")):
+        for end, from_end in enumerate(("last", "second last", "earlier")):
+            here = (place.clamp(max=2) == start) & ((length - 1 - place).clamp(max=2) == end)
+            kinds[f"{from_start} and {from_end}"] = mask & here
+    parts = dict[str, torch.Tensor]()
     for kind, tokens in kinds.items():
-        chosen = mask & tokens & ~taken
-        taken |= chosen
-        if chosen.any():
-            parts[kind] = _gradient(module, batch, weights, chosen)
+        part = _gradient(module, batch, weights, tokens)
+        if tokens.any() and part.isfinite().all():
+            parts[kind] = part
     least = 0.05 * min(float(used.norm()), max(float(part.norm()) for part in parts.values()))
     parts = {kind: part for kind, part in parts.items() if float(part.norm()) > least}
     columns = torch.stack(list(parts.values()), 1)

@@ -148,12 +148,12 @@ HEADLINES: Mapping[str, Headline] = {
     "babyai_demonstrations": Headline(
         task="BabyAI-Text, 0 to 5 distractors: success",
         algorithm="SFT on 200 episodes, then PPO",
-        notebook="smollm2",
+        notebook="lasting",
         **_BABYAI_BOUNDS,
         network=None,
-        size="135M",
-        language_model=trained("babyai_ppo_smollm2"),
-        runs=("babyai_ppo_smollm2",),
+        size="1.6M",
+        language_model=trained("babyai_ppo_writing"),
+        runs=("babyai_ppo_writing",),
     ),
     "half_cheetah": Headline(
         task="HalfCheetah: return",

@@ -257,6 +257,24 @@ def test_an_environment_must_be_reset_after_an_episode():
     assert found(resets, sample({}, turn=turn % 2, unreset=unreset)) == ["environment is not reset after an episode"]
 
 
+@pytest.mark.parametrize(
+    ("weights", "cause"),
+    [
+        ({"first and second last": 1.0, "second and last": 0.0, "first and last": 0.0}, "end token not trained"),
+        ({"first and second last": 0.0, "second and last": 1.0}, "sampled tokens not trained"),
+        ({"padding": 1.0, "first and second last": 0.0, "second and last": 1.0}, "shifted mask"),
+        ({"padding": 0.5, "first and second last": 0.5, "second and last": 0.5}, "padding trained"),
+        ({"padding": 0.0, "first and second last": 0.5, "second and last": 0.5}, "gradients have the wrong size"),
+        ({}, "gradients have the wrong size"),
+    ],
+)
+def test_weights_of_tokens_in_a_gradient_name_the_mask(weights, cause):
+    settings = {"token_weights": weights, "gradient_error": 0.5, "gradient_factor": 0.5}
+    arrays = {"moved": np.zeros((40, 1)), "advantages": np.zeros((40, 1))}
+    assert found(update, sample(settings, **arrays)) == [cause]
+
+
+
 def test_updates_are_compared_with_the_configuration():
     settings = {"largest_gradient": 3.0, "gradient_clip_val": 1.0, "repeated_turns": 8}
     arrays = {"moved": np.zeros((16, 1)), "advantages": np.ones((16, 1))}

@@ -71,6 +71,22 @@ def without_last(mask):
     return mask & torch.cat([mask[:, 1:], torch.zeros_like(mask[:, :1])], dim=1)
 
 
+def shifted(mask):
+    """Return a mask of the tokens after those of each turn."""
+    return torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], 1)
+
+
+def averaged_over(change):
+    """Average losses over other tokens in training steps, which give the sizes by keyword; the diagnosis does not."""
+
+    def patched(old):
+        return lambda self, tokens, mask, *rest, **sizes: old(
+            self, tokens, change(mask) if sizes else mask, *rest, **sizes
+        )
+
+    return [(GradientModule, "reduced", patched)]
+
+
 def of_mask(change):
     return [(GradientModule, "prepare", lambda old: lambda self, rollout: changed(old(self, rollout), change))]
 
@@ -161,7 +177,7 @@ SIGN = [(module, "clipped_surrogate", negated_surrogate) for module in (lrl.algo
 MISTAKES = {
     "end token not trained": ("prompts", of_mask(without_last)),
     "padding trained": ("continuing", of_mask(torch.ones_like)),
-    "shifted mask": ("prompts", of_mask(lambda mask: torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], 1))),
+    "shifted mask": ("prompts", of_mask(shifted)),
     "loss has the wrong sign": ("network", SIGN),
     "reward has the wrong sign": ("network", of_returns(lambda rewards, *rest: (-rewards, *rest))),
     "advantages leak between groups": (
@@ -201,6 +217,7 @@ MISTAKES = {
         "prompts",
         [(GradientModule, "step", lambda old: lambda self, batch: old(self, changed(batch, without_last)))],
     ),
+    "sampled tokens not trained in minibatches": ("continuing", averaged_over(shifted)),  # padding has no gradient
     "log-probabilities are those of other tokens": ("prompts", [(Categorical, "logprobs", of_next_token)]),
     "gradients have the wrong size": ("network", [(GradientModule, "backward", tripled)]),
     "minibatches mix the fields of different turns": ("network", [(RolloutDataModule, "minibatch", mixed)]),
@@ -268,10 +285,8 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
     kind, changes = MISTAKES[cause]
     for place, name, change in changes:
         monkeypatch.setattr(place, name, change(getattr(place, name)))
-    cause = {
-        "rewards of the wrappers have the wrong sign": "reward has the wrong sign",
-        "end token not trained in minibatches": "end token not trained",
-    }.get(cause, cause)
+    cause = cause.removesuffix(" in minibatches")
+    cause = {"rewards of the wrappers have the wrong sign": "reward has the wrong sign"}.get(cause, cause)
     assert causes(tmp_path, tiny_folder, kind, collections=3 if kind == "network" else 1)[0] == cause
 
 
