@@ -274,7 +274,6 @@ def test_weights_of_tokens_in_a_gradient_name_the_mask(weights, cause):
     assert found(update, sample(settings, **arrays)) == [cause]
 
 
-
 def test_updates_are_compared_with_the_configuration():
     settings = {"largest_gradient": 3.0, "gradient_clip_val": 1.0, "repeated_turns": 8}
     arrays = {"moved": np.zeros((16, 1)), "advantages": np.ones((16, 1))}
