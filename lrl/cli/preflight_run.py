@@ -31,6 +31,7 @@ from lrl.policies.actor import Actor
 from lrl.policies.baselines import RandomActor, baseline_actors
 from lrl.policies.text import TextPolicy
 from lrl.rollouts.runner import EnvRunner, observation_key
+from lrl.training.diagnosis import compared_gradients
 from lrl.training.gradient_module import GradientModule
 from lrl.training.replay import Replay
 from lrl.training.samples import demonstrated_sample, evaluated, sample_of
@@ -182,6 +183,7 @@ class Preflight(L.Callback):
         self._weights: dict[str, Tensor] = {}
         self._before: dict[str, Any] = {}
         self._without_gradient: list[str] = []
+        self._gradient: dict[str, Any] = {}
         self._update: dict[str, Any] = {}
 
     # -- before the collection --------------------------------------------------------------------------------------
@@ -213,6 +215,7 @@ class Preflight(L.Callback):
 
     def _begin_update(self, module: GradientModule, batch: TurnBatch) -> None:
         """Record the policy before the update."""
+        self._batch = batch
         self._part = batch[torch.arange(min(len(batch), _UPDATED), device=batch.response_mask.device)]
         self._before = evaluation(module, self._part)
         self._weights = {name: _copied(weight) for name, weight in module.policy.named_parameters()}
@@ -223,6 +226,8 @@ class Preflight(L.Callback):
         """Record weights without gradient, and raise a learning rate that a warm-up begins with 0."""
         trainable = {name: one for name, one in pl_module.named_parameters() if one.requires_grad}
         self._without_gradient = [name for name, one in trainable.items() if one.grad is None]
+        assert isinstance(pl_module, GradientModule)
+        self._gradient = compared_gradients(trainer, pl_module, self._batch)
         for group in optimizer.param_groups:
             if group["lr"] == 0:
                 group["lr"] = group.get("initial_lr", 0)
@@ -249,7 +254,8 @@ class Preflight(L.Callback):
         owned = {id(weight) for group in groups for weight in group["params"]}
         own_steps = not module.automatic_optimization
         rollouts = isinstance(module.run_data, RolloutDataModule)
-        is_trained = [name for name in trainable if rollouts or id(weights[name]) not in _critic(module)]
+        critic = set[int]() if rollouts else {id(weight) for weight in module.policy.critic_parameters()}
+        is_trained = [name for name in trainable if id(weights[name]) not in critic]  # demonstrations train no critic
         fields: dict[str, Any] = {
             "mask": part.response_mask.cpu().numpy(),
             "advantages": _array(part.advantages),
@@ -260,6 +266,7 @@ class Preflight(L.Callback):
             "moved": max((moved[name] for name in trainable), default=0.0),
             "frozen_moved": sorted(name for name, change in moved.items() if change > 0 and name not in trainable),
             "trust_region": own_steps,
+            "gradient": self._gradient,
             "half_precision": trainer.precision not in ("32-true", "64-true")
             or bool(module.policy.trunk and module.policy.trunk.language_model.recomputes),
         }
@@ -474,11 +481,6 @@ def _copied(weight: Tensor) -> Tensor:
 
 def _largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
-
-
-def _critic(module: GradientModule) -> set[int]:
-    """Return the identities of the weights of the critic, which demonstrations do not train."""
-    return {id(weight) for weight in module.policy.critic_parameters()}
 
 
 def _learning_rates(trainer: Any) -> list[float]:

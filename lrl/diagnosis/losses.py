@@ -270,7 +270,7 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             "each pass over a collection must contain each turn once",
             confidence=0.95,
         )
-    yield from _gradients(sample)
+    yield from gradients(sample)
     norm, limit = settings.get("largest_gradient", 0.0), settings.get("gradient_clip_val")
     if limit and norm > 1.01 * limit:
         yield sample.finding(
@@ -302,7 +302,7 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             )
 
 
-def _gradients(sample: Sample) -> Iterator[Finding]:
+def gradients(sample: Sample) -> Iterator[Finding]:
     """Check that the optimiser gets the gradients of one minibatch."""
     settings, collection = sample.settings, sample.collection
     if settings.get("left_gradient"):

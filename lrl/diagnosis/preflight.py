@@ -8,11 +8,13 @@ of actors whose order is known, and the policy before and after one optimiser st
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from lrl.diagnosis.sample import Finding
+from lrl.diagnosis.losses import gradients
+from lrl.diagnosis.sample import Finding, Sample
 
 _Z = 4.0
 """Number of standard errors from which two mean returns count as different."""
@@ -24,8 +26,6 @@ _UNLIKELY = -10.0
 """Log-probability below which equal responses are not a coincidence."""
 _TOLERANCE = {False: 1e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
-
-
 _MIN_EACH = 5
 """Number of successful and of other episodes from which their returns are compared."""
 _LARGE_STEP = 0.2
@@ -337,12 +337,16 @@ class Update:
     ``(trained token,)`` in any order; None if there is one pass."""
     half_precision: bool = False
     """Whether numbers of 16 bits take part."""
+    gradient: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Comparison of the gradient with another backward pass, see :class:`~lrl.diagnosis.sample.Sample`."""
 
 
 def update(step: Update) -> Iterator[Finding]:
     """Check that one optimiser step changes what it should, in the right direction."""
     yield from _ratio(step)
     yield from _weights(step)
+    recorded = Sample(collection=0, settings=step.gradient, observations=[], responses=[], pieces=[], arrays={})
+    yield from gradients(recorded)
     yield from _direction(step)
     yield from _size(step)
     if step.reference is not None:

@@ -54,8 +54,9 @@ class Sample:
     - ``misread``, made-up responses that the codec reads in another way than its documentation says; ``wrong_texts``,
       ``wrong_q_values`` and ``wrong_actions``, numbers of rows of a data set, see
       :mod:`lrl.training.environment_facts`;
-    - ``left_gradient``, the largest gradient before the first backward pass of a minibatch; ``gradient_error`` and
-      ``gradient_factor``, the comparison of the gradient of one minibatch with that of another backward pass.
+    - ``left_gradient``, the largest gradient before the first backward pass of a minibatch; ``gradient_error``,
+      ``gradient_factor`` and ``token_weights``, the comparison of the gradient of one minibatch with that of another
+      backward pass, see :func:`lrl.training.diagnosis.compared_gradients`.
     """
     observations: Sequence[str]
     """Observation of each turn; empty if it is not a text."""

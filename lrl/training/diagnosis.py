@@ -164,14 +164,9 @@ class Diagnosis(L.Callback):
     ) -> None:
         """Compare some gradients of one minibatch, before they are clipped, with those of another backward pass."""
         batch, self._minibatch = self._minibatch, None
-        if batch is None:
-            return
-        one_device = trainer.world_size == 1 and trainer.accumulate_grad_batches == 1
-        if not one_device or trainer.precision not in ("32-true", "64-true"):
-            return
-        assert isinstance(pl_module, GradientModule)
-        if pl_module.dropout_seed is None and len(batch):
-            self._steps |= _compared_gradients(pl_module, batch)
+        if batch is not None:
+            assert isinstance(pl_module, GradientModule)
+            self._steps |= compared_gradients(trainer, pl_module, batch)
 
     @_harmless
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -283,16 +278,27 @@ def scheduled_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float |
     return optimizer.lr * decay[optimizer.schedule]
 
 
-def _compared_gradients(module: GradientModule, batch: TurnBatch) -> dict[str, Any]:
+def compared_gradients(trainer: L.Trainer, module: GradientModule, batch: TurnBatch) -> dict[str, Any]:
     """Compute the gradient of some weights for a minibatch again, before the optimiser step.
 
+    Args:
+        trainer: trainer of the module.
+        module: module with the gradients.
+        batch: the minibatch.
+
     Returns:
+        Empty in half precision or on several devices, and where an optimiser step has several minibatches. Else
         ``gradient_error``, the norm of the difference from the gradient that the optimiser gets, as a share of the norm
         of the new one, and ``gradient_factor``, the multiple of the new one that is nearest to the other. If they
         differ, also ``token_weights``, see :func:`_token_weights`.
     """
+    one_device = trainer.world_size == 1 and trainer.accumulate_grad_batches == 1
+    if not one_device or trainer.precision not in ("32-true", "64-true"):
+        return {}
+    if not len(batch) or not module.automatic_optimization:
+        return {}
     weights: list[torch.nn.Parameter] = []
-    groups = module.trainer.optimizers[0].param_groups
+    groups = trainer.optimizers[0].param_groups
     for weight in reversed([one for group in groups for one in group["params"] if one.requires_grad]):
         if sum(map(torch.numel, weights)) < _COMPARED:
             weights.append(weight)
@@ -324,9 +330,10 @@ def _gradient(
     """
     sizes, total = (len(batch), batch.response_mask.sum()), [torch.zeros_like(one).float() for one in weights]
     with torch.enable_grad():
-        for turns in module.passes(batch):
+        for number, turns in enumerate(module.passes(batch)):
             part = batch[turns]
-            loss = module.reduced(module.loss(part, module.policy.evaluate(part)), trained[turns], sizes)
+            evaluation = module.policy.evaluate(part, module.dropout_seed and module.dropout_seed + number)
+            loss = module.reduced(module.loss(part, evaluation), trained[turns], sizes)
             for sum_of, gradient in zip(total, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
                 if gradient is not None:
                     sum_of += gradient

@@ -20,6 +20,7 @@ from lrl.envs.native import NativeEnv
 from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.rewards.expert_q import QGapReward
+from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.value_fit import ValueFit
 
@@ -130,6 +131,16 @@ def negated(old):
     return lambda *args, **kw: -old(*args, **kw)
 
 
+def over_later_tokens(old):
+    """Average the loss over the tokens after the first in training steps, which give the sizes by keyword."""
+
+    def reduced(self, tokens, mask, *rest, **sizes):
+        later = mask & (torch.arange(mask.shape[1]) > 0)
+        return old(self, tokens, later if sizes else mask, *rest, **sizes)
+
+    return reduced
+
+
 MISTAKES = {
     "reward has the wrong sign": ("prompts", (QGapReward, "of_actions", negated)),
     "environment is not deterministic": (
@@ -179,6 +190,11 @@ MISTAKES = {
         (lrl.algorithms.ppo, "clipped_surrogate", lambda old: lambda ratio, advantages, *clip: ratio * advantages),
     ),
     "end token not trained": ("demonstrations", (TextPolicy, "encode_responses", without_end)),
+    "sampled tokens not trained": ("continuing", (GradientModule, "reduced", over_later_tokens)),
+    "gradients have the wrong size": (
+        "demonstrations",
+        (GradientModule, "backward", lambda old: lambda self, loss, *args, **kw: old(self, 3 * loss, *args, **kw)),
+    ),
 }
 
 
