@@ -14,6 +14,8 @@ from lrl.diagnosis.sample import Sample
 _DISCOUNTS = (0.0, 0.5, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 """Values of gamma and gae_lambda that are tried."""
 
+_DIVIDED = "advantages are divided by the number of tokens"
+
 Estimates = Iterator[tuple[str, np.ndarray]]
 """Advantages ``(turn, token)`` of the configured estimator, and then of mistakes, with their causes."""
 _Credit = tuple[np.ndarray, np.ndarray]
@@ -147,6 +149,7 @@ def _ppo(sample: Sample) -> Estimates:
     yield "advantages are negated", -correct
     yield "negative advantages are missing", np.maximum(correct, 0.0)
     yield "end token not trained", correct * without_last(sample["mask"])
+    yield _DIVIDED, correct / _lengths(sample)
     for cause, values in _other_values(sample).items():
         other = replace(sample, arrays={**sample.arrays, "values": np.repeat(values[:, None], correct.shape[1], 1)})
         yield cause, ppo_credit(other)[0]
@@ -164,6 +167,7 @@ def _other_values(sample: Sample) -> dict[str, np.ndarray]:
         "values are averaged over padding": values.mean(1),
         "values are averaged over tokens": (values * mask).sum(1) / count,
         "values are those after the last token": values[np.arange(len(values)), count - 1],
+        "values are those of padding": values[:, -1],
         "values are those of other turns": np.roll(values[:, 0], 1),
         "values are not used": np.zeros(len(values)),
     }
@@ -204,6 +208,7 @@ def _reinforce(sample: Sample) -> Estimates:
         "advantages leak across episodes": sums(sample["rewards"], penalties, across_ends=True),
         "later rewards are missing": sums(sample["rewards"], penalties, future=False),
         "advantages are negated": -correct,
+        _DIVIDED: correct / _lengths(sample),
     }.items()
 
 
@@ -247,6 +252,12 @@ def _grpo(sample: Sample) -> Estimates:
     for cause, values in everywhere.items():
         yield cause, np.broadcast_to(values[:, None], sample["mask"].shape)
     yield "end token not trained", correct[:, None] * without_last(sample["mask"])
+    yield _DIVIDED, correct[:, None] * sample["mask"] / _lengths(sample)
+
+
+def _lengths(sample: Sample) -> np.ndarray:
+    """Return the number of tokens of each response, at least 1, ``(turn, 1)``."""
+    return np.maximum(sample["mask"].sum(1, keepdims=True), 1)
 
 
 def without_last(mask: np.ndarray) -> np.ndarray:

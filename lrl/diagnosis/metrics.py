@@ -21,6 +21,9 @@ _WINDOW = 5
 _LASTING_UPDATES = 0.2
 """Median KL divergence of the updates of several collections that is too large; of 53 runs that learned, none had more
 than half of it, although single updates had up to 1.6."""
+_RISE = 0.5
+"""Increase of the entropy, in nats per token, without an increase of the return, that is too large; of 170 runs whose
+metrics were kept, a failed one has 0.44, and all others less than 0.3."""
 _HELD_OUT = ("val/exact_success", "val/success_rate", "val/return")
 """Metrics of held-out episodes; the first that a run has logged is used."""
 
@@ -143,7 +146,7 @@ def critic(columns: Columns) -> Iterator[Finding]:
 
 
 def exploration(columns: Columns) -> Iterator[Finding]:
-    """Detect a policy that is deterministic, or groups that agree, before the task is solved."""
+    """Detect a policy that is deterministic or becomes random, or groups that agree, before the task is solved."""
     entropy = columns.get("train/entropy", np.zeros(0))
     if len(entropy) >= 2 * _WINDOW and not _solved(columns) and _last(entropy) < 0.05 * _first(entropy):
         yield Finding(
@@ -154,6 +157,19 @@ def exploration(columns: Columns) -> Iterator[Finding]:
             collection=int(np.argmax(entropy < 0.05 * _first(entropy))),
             severity="warning",
         )
+    returns = columns.get("rollout/return", np.zeros(0))
+    if len(entropy) >= 8 and len(returns) == len(entropy):
+        start, before = float(np.nanmean(entropy[:2])), float(np.nanmean(returns[:2]))
+        if _last(entropy) > start + _RISE and _last(returns) < before + 2 * float(np.nanstd(returns[:_WINDOW])):
+            yield Finding(
+                cause="entropy rises",
+                evidence=f"the entropy rose from {start:.3g} to {_last(entropy):.3g} nats per token, while the return "
+                f"was {before:.3g} at first and {_last(returns):.3g} at the end",
+                remedy="a smaller ent_coef, or a smaller learning rate",
+                confidence=0.5,
+                collection=int(np.argmax(entropy > start + _RISE)),
+                severity="warning",
+            )
     spread = columns.get("rollout/group_return_std", np.zeros(0))
     if len(spread) >= 2 * _WINDOW and not _solved(columns) and _last(spread) < 1e-3:
         yield Finding(

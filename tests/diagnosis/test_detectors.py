@@ -14,7 +14,7 @@ from lrl.codecs.boards import PlainBoardCodec, RagenBoardCodec
 from lrl.codecs.registry import codec_for
 from lrl.codecs.space_formats import DiscreteFormat
 from lrl.diagnosis.credit import advantages, neighbours
-from lrl.diagnosis.detectors import drawn_tokens, sampled_and_trained
+from lrl.diagnosis.detectors import drawn_tokens, reference_moves, sampled_and_trained
 from lrl.diagnosis.environments import data_set, formats, new_episodes, order_of_turns, resets, start_states
 from lrl.diagnosis.episodes import observation_texts, replayed, shown_answers
 from lrl.diagnosis.estimators import ppo_credit, without_last
@@ -103,6 +103,8 @@ def test_the_axis_of_returns_is_checked(axis, cause):
         ({"bootstrap_terminal": "next episode"}, ["termination treated as truncation"]),
         ({"reward_scale": 3.0}, ["reward has the wrong scale"]),
         ("averaged", ["values are averaged over padding"]),
+        ("last column", ["values are those of padding"]),
+        ("divided", ["advantages are divided by the number of tokens"]),
         ("offset", ["reward has an offset"]),
     ],
 )
@@ -115,10 +117,20 @@ def test_a_mistake_in_gae_is_named(mistake, cause):
     settings = {"algorithm": "PPOValueHeadModule", "credit": credit}
     changed = {
         "averaged": {"values": values.mean(1, keepdims=True).repeat(3, 1)},
+        "last column": {"values": values[:, -1:].repeat(3, 1)},
+        "divided": {"values": values},
         "offset": {"rewards": (RETURNS - RETURNS.mean()) / RETURNS.std()},
     }.get(mistake if isinstance(mistake, str) else "", {})
     given = ppo_credit(sample(settings, **arrays | changed), **({} if changed else mistake))[0]
+    given = given / WIDE.sum(1, keepdims=True) if mistake == "divided" else given
     assert found(advantages, sample(settings, **arrays, advantages=given)) == cause
+
+
+@pytest.mark.parametrize(("difference", "causes"), [(5e-6, ["reference moves with the policy"]), (0.05, [])])
+def test_the_reference_must_stay_where_the_policy_was(difference, causes):
+    own = np.full((16, 1), -1.0)
+    arrays = {"evaluated": own, "ref_logprobs": own + difference, "moved": np.full((16, 1), 0.07)}
+    assert found(reference_moves, [replace(sample({}, **arrays), collection=number) for number in range(2)]) == causes
 
 
 def test_tokens_must_be_those_of_the_current_weights():

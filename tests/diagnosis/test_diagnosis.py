@@ -299,6 +299,7 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
         ({"train/explained_variance": [-1.0] * 20}, "critic is harmful"),
         ({"train/explained_variance": [0.0] * 20}, "critic learns nothing"),
         ({"train/entropy": [1.0] * 5 + [0.01] * 5}, "entropy collapsed"),
+        ({"train/entropy": [0.4] * 5 + [1.5] * 5, "rollout/return": [0.2, 0.3] * 5}, "entropy rises"),
         ({"rollout/group_return_std": [0.0] * 10, "rollout/success_rate": [0.5] * 10}, "groups are dead"),
         ({"rollout/invalid_action_rate": [0.0] * 5 + [0.5] * 5}, "invalid actions increase"),
         ({"rollout/token_limit_rate": [0.0] * 5 + [0.5] * 5}, "responses grow to the token limit"),
@@ -316,6 +317,11 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
 def test_metrics_show_a_problem(columns, cause):
     found = diagnose_metrics({name: np.array(values) for name, values in columns.items()})
     assert [finding.cause for finding in found] == [cause]
+
+
+def test_the_entropy_may_rise_with_the_return():
+    columns = {"train/entropy": np.array([0.4] * 5 + [1.5] * 5), "rollout/return": np.linspace(0, 1, 10)}
+    assert diagnose_metrics(columns) == []
 
 
 def test_a_solved_task_may_have_dead_groups():
