@@ -314,6 +314,7 @@ def gradients(sample: Sample) -> Iterator[Finding]:
             confidence=0.95,
         )
         return
+    minibatch = "a minibatch" + (f" of collection {collection}" if collection >= 0 else "")
     error, factor = settings.get("gradient_error", 0.0), settings.get("gradient_factor", 1.0)
     of_tokens: dict[str, float] = dict(settings.get("token_weights") or {})
     shown = ", ".join(f"{weight:.2g} ({kind})" for kind, weight in of_tokens.items())
@@ -327,8 +328,7 @@ def gradients(sample: Sample) -> Iterator[Finding]:
             cause = "end token not trained"
         yield sample.finding(
             cause,
-            f"for a minibatch of collection {collection}, the optimiser gets gradients in which tokens of responses "
-            f"have the weights {shown}",
+            f"for {minibatch}, the optimiser gets gradients in which tokens of responses have the weights {shown}",
             "compare the mask with which the losses of tokens are averaged",
             confidence=0.95,
         )
@@ -337,7 +337,7 @@ def gradients(sample: Sample) -> Iterator[Finding]:
         is_multiple = beside < GRADIENT_ERROR * abs(factor)
         yield sample.finding(
             "gradients have the wrong size" if is_multiple else "gradients are not those of the minibatch",
-            f"for a minibatch of collection {collection}, the optimiser gets gradients that are {factor:.3g} times "
+            f"for {minibatch}, the optimiser gets gradients that are {factor:.3g} times "
             f"those of another backward pass" + ("" if is_multiple else f", and differ by {error:.2g} of their norm"),
             "compare which minibatch the loss is computed for, what is done with gradients before the optimiser step, "
             "and when they are dropped",

@@ -345,7 +345,7 @@ def update(step: Update) -> Iterator[Finding]:
     """Check that one optimiser step changes what it should, in the right direction."""
     yield from _ratio(step)
     yield from _weights(step)
-    recorded = Sample(collection=0, settings=step.gradient, observations=[], responses=[], pieces=[], arrays={})
+    recorded = Sample(collection=-1, settings=step.gradient, observations=[], responses=[], pieces=[], arrays={})
     yield from gradients(recorded)
     yield from _direction(step)
     yield from _size(step)

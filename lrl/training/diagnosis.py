@@ -38,7 +38,7 @@ _NORMS = 4
 _KEPT = 20
 """Number of samples that are held in memory."""
 _COMPARED = 1_000_000
-"""Number of weights from which no more tensors of weights are added to those whose gradients are computed again."""
+"""Number of weights whose gradients are computed again, unless the first tensor has more."""
 _SHARE = 0.015
 """Share of the processor time above which no further collections are recorded, after the first three."""
 ERRORS = "diagnosis_errors.txt"
@@ -297,20 +297,23 @@ def compared_gradients(trainer: L.Trainer, module: GradientModule, batch: TurnBa
         return {}
     if not len(batch) or not module.automatic_optimization:
         return {}
-    weights: list[torch.nn.Parameter] = []
+    weights, size = list[torch.nn.Parameter](), 0
     groups = trainer.optimizers[0].param_groups
     for weight in reversed([one for group in groups for one in group["params"] if one.requires_grad]):
-        if sum(map(torch.numel, weights)) < _COMPARED:
+        if (weight.grad is None or weight.grad.any()) and (not weights or size + weight.numel() <= _COMPARED):
             weights.append(weight)
+            size += weight.numel()
+    if not weights:
+        return {}
     given = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
     used = torch.cat([one.cpu().double().reshape(-1) for one in given])
     expected = _gradient(module, batch, weights, batch.response_mask)
-    size = float(expected.norm())
-    if size < 1e-7:  # rounding may be larger
+    norm = float(expected.norm())
+    if norm < 1e-7:  # rounding may be larger
         return {}
     out: dict[str, Any] = {
-        "gradient_error": float((used - expected).norm()) / size,
-        "gradient_factor": float(used @ expected) / size**2,
+        "gradient_error": float((used - expected).norm()) / norm,
+        "gradient_factor": float(used @ expected) / norm**2,
     }
     if out["gradient_error"] > GRADIENT_ERROR:
         out["token_weights"] = _token_weights(module, batch, weights, used)
@@ -326,14 +329,16 @@ def _gradient(
         module: module that is trained.
         batch: the minibatch, over whose tokens the loss is averaged.
         weights: the weights of the gradient.
-        trained: the tokens, bool ``(turn, token)``.
+        trained: the tokens, bool ``(turn, token)``; the losses of others are 0.
     """
     sizes, total = (len(batch), batch.response_mask.sum()), [torch.zeros_like(one).float() for one in weights]
     with torch.enable_grad():
         for number, turns in enumerate(module.passes(batch)):
             part = batch[turns]
             evaluation = module.policy.evaluate(part, module.dropout_seed and module.dropout_seed + number)
-            loss = module.reduced(module.loss(part, evaluation), trained[turns], sizes)
+            tokens = module.loss(part, evaluation)
+            tokens = replace(tokens, loss=torch.where(trained[turns], tokens.loss, 0.0))
+            loss = module.reduced(tokens, part.response_mask | trained[turns], sizes)
             for sum_of, gradient in zip(total, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
                 if gradient is not None:
                     sum_of += gradient
@@ -354,16 +359,16 @@ def _token_weights(
         used: the gradient that the optimiser gets, float64 ``(number,)``.
     """
     mask = batch.response_mask
-    place, length = torch.arange(mask.shape[1], device=mask.device), mask.sum(1, keepdim=True)
-    kinds = {"padding": place == length}
+    place, length = mask.cumsum(1) - 1, mask.sum(1, keepdim=True)
+    kinds = {"padding": ~mask & (place.roll(1, 1) == length - 1) & mask.roll(1, 1)}
     for start, from_start in enumerate(("first", "second", "later")):
         for end, from_end in enumerate(("last", "second last", "earlier")):
             here = (place.clamp(max=2) == start) & ((length - 1 - place).clamp(max=2) == end)
             kinds[f"{from_start} and {from_end}"] = mask & here
     parts = dict[str, torch.Tensor]()
     for kind, tokens in kinds.items():
-        part = _gradient(module, batch, weights, tokens)
-        if tokens.any() and part.isfinite().all():
+        part = _gradient(module, batch, weights, tokens) if tokens.any() else None
+        if part is not None and part.isfinite().all():
             parts[kind] = part
     least = 0.05 * min(float(used.norm()), max(float(part.norm()) for part in parts.values()))
     parts = {kind: part for kind, part in parts.items() if float(part.norm()) > least}

@@ -160,8 +160,8 @@ def inverted(old):
     return lambda ratio, *rest: old(1 / ratio, *rest)
 
 
-def tripled(old):
-    return lambda self, loss, *args, **kw: old(self, 3 * loss, *args, **kw)
+def scaled(factor):
+    return lambda old: lambda self, loss, *args, **kw: old(self, factor * loss, *args, **kw)
 
 
 def of_next_token(old):
@@ -219,7 +219,8 @@ MISTAKES = {
     ),
     "sampled tokens not trained in minibatches": ("continuing", averaged_over(shifted)),  # padding has no gradient
     "log-probabilities are those of other tokens": ("prompts", [(Categorical, "logprobs", of_next_token)]),
-    "gradients have the wrong size": ("network", [(GradientModule, "backward", tripled)]),
+    "gradients have the wrong size": ("network", [(GradientModule, "backward", scaled(3))]),
+    "gradients have the wrong size in minibatches": ("prompts", [(GradientModule, "backward", scaled(0.1))]),
     "minibatches mix the fields of different turns": ("network", [(RolloutDataModule, "minibatch", mixed)]),
     "rewards of the wrappers have the wrong sign": ("network", [(NativeEnv, "step", negated_reward)]),
     "KL term has the wrong size": ("prompts", [(lrl.algorithms.grpo, "kl_estimate", lambda old: k1)]),
@@ -300,6 +301,7 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
         ({"train/explained_variance": [0.0] * 20}, "critic learns nothing"),
         ({"train/entropy": [1.0] * 5 + [0.01] * 5}, "entropy collapsed"),
         ({"train/entropy": [0.4] * 5 + [1.5] * 5, "rollout/return": [0.2, 0.3] * 5}, "entropy rises"),
+        ({"train/entropy": [0.4] * 5 + [1.5] * 5, "rollout/return": [0.0] * 10}, "entropy rises"),
         ({"rollout/group_return_std": [0.0] * 10, "rollout/success_rate": [0.5] * 10}, "groups are dead"),
         ({"rollout/invalid_action_rate": [0.0] * 5 + [0.5] * 5}, "invalid actions increase"),
         ({"rollout/token_limit_rate": [0.0] * 5 + [0.5] * 5}, "responses grow to the token limit"),
@@ -321,6 +323,8 @@ def test_metrics_show_a_problem(columns, cause):
 
 def test_the_entropy_may_rise_with_the_return():
     columns = {"train/entropy": np.array([0.4] * 5 + [1.5] * 5), "rollout/return": np.linspace(0, 1, 10)}
+    assert diagnose_metrics(columns) == []
+    columns |= {"rollout/return": np.ones(10), "rollout/success_rate": np.ones(10)}
     assert diagnose_metrics(columns) == []
 
 
