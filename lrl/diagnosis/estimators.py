@@ -69,16 +69,13 @@ def ppo_credit(
             is_last, carry, cut = turn == turns[-1], 0.0, bool(sample["cut"][turn])
             if across_ends and not is_last:
                 ended = cut = False
+            final = float(sample["final_values"][turn]) if ended or cut else 0.0
             if ended:
-                of_mistake = {
-                    "next episode": 0.0 if is_last else follow_value,
-                    "final state": sample["final_values"][turn],
-                }
-                value = target = float(of_mistake.get(bootstrap_terminal, 0.0))
+                after_end = {"": 0.0, "next episode": 0.0 if is_last else follow_value, "final state": final}
+                value = target = after_end[bootstrap_terminal]
             elif cut:
                 kind_of_cut = "truncated" if sample["truncated"][turn] else "unfinished"
-                without = no_bootstrap in ("everywhere", kind_of_cut)
-                value = target = 0.0 if without else float(sample["final_values"][turn])
+                value = target = 0.0 if no_bootstrap in ("everywhere", kind_of_cut) else final
             else:
                 value, target, carry = follow_value, follow_return, follow_advantage
             future = gamma * ((1 - lam) * value + lam * target)
@@ -99,8 +96,7 @@ def ppo_credit(
                     next_value, sum_later, bonus = token_gamma * own, token_gamma * inner * sum_later, 0.0
             follow_value = float(entry[turn])
             follow_advantage = float(advantages[turn, 0])
-            passed_on = max(reward, 0.0) if credit["local_penalties"] else reward
-            follow_return = passed_on + future
+            follow_return = (max(reward, 0.0) if credit["local_penalties"] else reward) + future
     return advantages, returns
 
 
