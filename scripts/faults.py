@@ -162,6 +162,8 @@ CATEGORIES = {
         "wrong surrogate objective",
         "tokens have wrong weights in the loss",
         "learning rate does not follow its schedule",
+        "weights do not follow the optimiser",
+        "updates end at another divergence than target_kl",
         "some weights are not trained",
         "turns are not trained on equally often",
     ),
@@ -200,7 +202,12 @@ CATEGORIES = {
         "KL term has the wrong size",
         "KL term to the sampling policy has the wrong size",
     ),
-    "L": ("groups are dead", "members of a group use the same random numbers", "advantages are all 0"),
+    "L": (
+        "groups are dead",
+        "random numbers are used again",
+        "members of a group use the same random numbers",
+        "advantages are all 0",
+    ),
     "N": (
         "rewards are shifted after invalid responses",
         "invalid responses do not end the episode",

@@ -203,7 +203,7 @@ class SpaceCodec(TextCodec):
         self.observation_format = format_for_space(observation_space, self.numbers, metadata, "observation", pairs)
         self.action_format = format_for_space(action_space, self.numbers, metadata, "action")
         self._description = (self.numbers.describe and metadata.task) or metadata.description
-        self._metadata, self._action_space = metadata, copy.deepcopy(action_space)
+        self.metadata, self._action_space = metadata, copy.deepcopy(action_space)
         self.tags_observations = self.numbers.tags and isinstance(observation_space, spaces.Box) and not named
 
     def _check_numbers(self, space: gym.Space, named: bool) -> None:
@@ -227,9 +227,9 @@ class SpaceCodec(TextCodec):
     @property
     def native_description(self) -> str:
         """Description of the task and of the native numbers of observations and actions, independent of their text."""
-        parts = [self._metadata.task or self._metadata.description]
+        parts = [self.metadata.task or self.metadata.description]
         for role in ("observation", "action"):
-            known = self._metadata.quantities(role)
+            known = self.metadata.quantities(role)
             if known:
                 parts.append(f"The numbers of an {role} are, in order: {describe_quantities(known, 'usually')}.")
         return " ".join(filter(None, parts))

@@ -22,6 +22,8 @@ _MIN_SHIFTED = 3
 """Smallest number of tokens by which log-probabilities are compared with those of neighbouring tokens."""
 _LOGPROB_TOLERANCE = {False: 2e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
+_REDRAWN_BY_CHANCE = -15.0
+"""Logarithm of the probability below which tokens that other random numbers give are no coincidence."""
 _Z = 6.0
 """Number of standard errors from which a mean counts as different."""
 
@@ -208,6 +210,20 @@ def drawn_tokens(sample: Sample) -> Iterator[Finding]:
     wrong = known & (sample["drawn"] != sample["ids"])
     if wrong.sum() >= 2:  # rounding changes one in a million tokens
         turn, token = (int(place) for place in np.argwhere(wrong)[0])
+        turns = np.flatnonzero(wrong.any(1))
+        explained = np.flatnonzero(sample["drawn_by"][turns].all(0)) if "drawn_by" in sample else []
+        if (
+            len(explained)
+            and float(sample["plain_logprobs"][known & wrong.any(1, keepdims=True)].sum()) < _REDRAWN_BY_CHANCE
+        ):
+            yield sample.finding(
+                "random numbers are used again",
+                f"the tokens of {len(turns)} turns, such as those of {sample.place(turn)}, are those that the policy "
+                f"gives with random numbers by {sample.settings['random_keys'][explained[0]]}, so that other turns "
+                "have the same",
+                "the random numbers of a token must depend on the collection, the environment and the time",
+            )
+            return
         yield sample.finding(
             "tokens are not sampled by the current weights",
             f"{int(wrong.sum())} of {int(known.sum())} sampled tokens are not those that the policy gives with "
@@ -291,6 +307,18 @@ def recorded_values(sample: Sample) -> Iterator[Finding]:
                 "compare the positions and the weights with which values are computed",
                 confidence=0.95,
             )
+    if "values" in sample and "final_values" in sample and "cut" in sample and spread > 0:
+        cut = sample["cut"] & ~sample["terminated"]
+        if cut.any() and not sample["final_values"][cut].any():
+            turn = int(cut.argmax())
+            kind = "truncation" if sample["truncated"][cut].all() else "end of the collection"
+            yield sample.finding(
+                f"{kind} treated as termination",
+                f"the value after all {int(cut.sum())} turns at which an episode is cut is 0 ({sample.place(turn)})",
+                "the rewards after a cut are replaced by the value of the state that the last step returned",
+                confidence=0.95,
+            )
+            return
     if "replay_final_values" in sample and "final_values" in sample:
         expected = sample["replay_final_values"]
         difference = np.where(np.isfinite(expected), np.abs(sample["final_values"] - np.nan_to_num(expected)), 0.0)

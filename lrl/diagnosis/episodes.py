@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,8 @@ _IMPOSSIBLE = -25.0
 """Logarithm of a probability below which an event is no coincidence."""
 _MIN_TEXTS, _CHANCE = 30, 1e-6
 """Number of texts from which their numbers are compared with the observations; probability of a coincidence."""
+_WRONG_NUMBERS = 0.01
+"""Share of numbers in texts that are wrong from which it is no rounding."""
 _REMEDY = "compare the loop that plays the environments, and the wrappers of the environment"
 
 
@@ -326,6 +329,7 @@ def observation_texts(sample: Sample) -> Iterator[Finding]:
             varied = min(len(np.unique(of_text)), len(np.unique(of_state))) >= _MIN_EPISODES
             if varied and abs(np.corrcoef(of_text, of_state)[0, 1]) < 0.5:
                 what = f"number {index} of the text does not follow number {index} of the observation"
+        what = what or _wrong_numbers(shown, native, sample.settings.get("numbers"))
     if what:
         yield sample.finding(
             "observations do not show the state",
@@ -333,6 +337,28 @@ def observation_texts(sample: Sample) -> Iterator[Finding]:
             "compare the codec that writes observations with the observation space",
             confidence=0.9,
         )
+
+
+def _wrong_numbers(shown: np.ndarray, native: np.ndarray, form: Mapping[str, Any] | None) -> str:
+    """Return which numbers of texts differ from the observation in the documented format; empty if none do.
+
+    Args:
+        shown: numbers in the texts, ``(turn, number)``.
+        native: those of the observations.
+        form: see :func:`lrl.training.environment_facts.number_format`.
+    """
+    if not form or len(form["offset"]) != native.shape[1]:
+        return ""
+    low, high = np.array(form["low"]), np.array(form["high"])
+    expected = np.clip((native - np.array(form["offset"])) * np.array(form["factor"]), low, high)
+    wrong = np.abs(shown - expected) > form["error"] + 1e-5 * np.abs(expected)
+    if wrong.mean() < _WRONG_NUMBERS:
+        return ""
+    turn, index = (int(place) for place in np.argwhere(wrong)[0])
+    return (
+        f"number {index} of an observation is {native[turn, index]:.4g} and is written as {shown[turn, index]:g} "
+        f"instead of {expected[turn, index]:.4g}, and so are {wrong.mean():.0%} of all numbers"
+    )
 
 
 def shown_answers(sample: Sample) -> Iterator[Finding]:

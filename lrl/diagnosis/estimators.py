@@ -149,6 +149,8 @@ def _ppo(sample: Sample) -> Estimates:
     for cause, values in _other_values(sample).items():
         other = replace(sample, arrays={**sample.arrays, "values": np.repeat(values[:, None], correct.shape[1], 1)})
         yield cause, ppo_credit(other)[0]
+        if sample.settings["credit"]["kind"] == "turn":  # only as the baseline
+            yield cause, correct + (sample["values"][:, 0] - values)[:, None] * sample["mask"]
     configured = sample.settings["credit"]["gamma"], sample.settings["credit"]["gae_lambda"]
     for gamma, lam in product(_DISCOUNTS, _DISCOUNTS):
         if (gamma, lam) != configured:

@@ -22,6 +22,8 @@ _UNCHANGED = 1e-6
 """Mean change of a log-probability up to which it is rounding, in nats."""
 GRADIENT_ERROR = 0.05
 """Difference of two computations of a gradient in 32 bits, as a share of its norm, that is too large."""
+STEP_ERROR = 0.05
+"""The same for the change of weights in an optimiser step."""
 _LARGE_UPDATE = 0.5
 """Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
 
@@ -280,6 +282,7 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             "compare where gradients are clipped with where the optimiser steps",
             confidence=0.9,
         )
+    yield from _step(sample)
     unchanged, count = settings.get("unchanged_weights", []), settings.get("num_weights", 0)
     if 0 < len(unchanged) < count and (sample["advantages"][sample["mask"]] != 0).any():
         of_critic = all("value" in name or "critic" in name for name in unchanged)
@@ -300,6 +303,32 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
                 "often the schedule advances",
                 confidence=0.95,
             )
+
+
+def _step(sample: Sample) -> Iterator[Finding]:
+    """Check one optimiser step, and when the updates of a collection end."""
+    settings, collection = sample.settings, sample.collection
+    error, factor = settings.get("step_error", 0.0), settings.get("step_factor", 1.0)
+    if error > STEP_ERROR:
+        yield sample.finding(
+            "weights do not follow the optimiser",
+            f"in collection {collection} an optimiser step changes weights by {factor:.3g} times what AdamW gives for "
+            f"the same gradients, and differs from it by {error:.2g} of its norm",
+            "compare the optimiser with model.optimizer, and what else changes weights or the optimiser's state",
+            confidence=0.9,
+        )
+    kl, target = settings.get("stop_kl"), settings.get("target_kl")
+    if kl is None or not target:
+        return
+    stopped = bool(settings["stopped"])
+    if (stopped and kl < 0.9 * target) or (not stopped and kl > 1.1 * target):
+        yield sample.finding(
+            "updates end at another divergence than target_kl",
+            f"the updates of collection {collection} {'end' if stopped else 'do not end'} at a minibatch whose mean "
+            f"divergence is {kl:.3g} nats per token, and model.target_kl is {target:g}",
+            "target_kl limits the mean divergence of a minibatch over its sampled tokens",
+            confidence=0.95,
+        )
 
 
 def gradients(sample: Sample) -> Iterator[Finding]:

@@ -51,12 +51,17 @@ class Sample:
     - ``starts``, a hash of the first observation of each episode, or of one episode per group; ``separate_starts``, how
       many resets of a separate environment, or rows of the data set, have each start state (``counts``), and whether
       these are all that there are (``all``);
+    - ``numbers``, how the numbers of an observation are written, see
+      :func:`lrl.training.environment_facts.number_format`;
     - ``misread``, made-up responses that the codec reads in another way than its documentation says; ``wrong_texts``,
       ``wrong_q_values`` and ``wrong_actions``, numbers of rows of a data set, see
       :mod:`lrl.training.environment_facts`;
     - ``left_gradient``, the largest gradient before the first backward pass of a minibatch; ``gradient_error``,
       ``gradient_factor`` and ``token_weights``, the comparison of the gradient of one minibatch with that of another
-      backward pass, see :func:`lrl.training.diagnosis.compared_gradients`.
+      backward pass, see :func:`lrl.training.diagnosis.compared_gradients`; ``step_error`` and ``step_factor``, the
+      same for the optimiser step, see :func:`lrl.training.diagnosis.compared_step`;
+    - ``stop_kl``, the divergence of the first minibatch whose optimiser step was skipped, or of the last minibatch, and
+      ``stopped``, whether it was skipped.
     """
     observations: Sequence[str]
     """Observation of each turn; empty if it is not a text."""
@@ -97,7 +102,10 @@ class Sample:
       computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
       ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn, ``next_logprobs`` and
       ``previous_logprobs``, of the next and the previous token at the same position, and ``drawn``, int64, the tokens
-      that its distributions give with the random numbers of sampling, -1 where they are not computed.
+      that its distributions give with the random numbers of sampling, -1 where they are not computed;
+    - ``drawn_by``, bool ``(turn, key)``, whether the tokens of the turn are those that the keys of random numbers in
+      ``settings["random_keys"]`` give; the first keys are the right ones, and the others, whose names say what they
+      depend on, are only tried for turns with other tokens.
     """
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import process_time
 from typing import Any, ParamSpec
@@ -37,6 +37,8 @@ _NORMS = 4
 """Number of minibatches of a recorded collection of whose gradients the norm is computed."""
 _KEPT = 20
 """Number of samples that are held in memory."""
+_STEPPED = 8
+"""Number of tensors of weights, the smallest ones, whose optimiser step is computed again."""
 _COMPARED = 1_000_000
 """Number of weights whose gradients are computed again, unless the first tensor has more."""
 _SHARE = 0.015
@@ -97,6 +99,10 @@ class Diagnosis(L.Callback):
         """Largest norm of the gradients of its minibatches."""
         self._steps: dict[str, Any] = {}
         """What was found in the optimiser steps on its minibatches, see :meth:`_of_updates`."""
+        self._batch: TurnBatch | None = None
+        """The current minibatch of a recorded collection."""
+        self._before: list[_Weight] = []
+        """Some weights before the optimiser step on that minibatch."""
         self._minibatch: TurnBatch | None = None
         """The current minibatch, if its gradients are to be computed again."""
         self._has_failed = False
@@ -107,7 +113,8 @@ class Diagnosis(L.Callback):
 
     def failed(self, trainer: L.Trainer, hook: str, error: Exception) -> None:
         """Report that a hook has failed, and drop the sample of the current collection."""
-        self._part = self._minibatch = None
+        self._part = self._minibatch = self._batch = None
+        self._before = []
         path = Path(trainer.default_root_dir) / ERRORS
         if not self._has_failed:
             self._has_failed = True
@@ -128,6 +135,7 @@ class Diagnosis(L.Callback):
         data: Any = getattr(trainer, "datamodule", None)
         if self._part is not None and isinstance(data, RolloutDataModule):
             self._trained.update(rows_of(batch))
+            self._batch = batch
             self._minibatch = batch if batch_idx == 1 else None
         if not self._records(trainer, pl_module, data):
             return
@@ -140,6 +148,7 @@ class Diagnosis(L.Callback):
         self._rows, self._trained = Counter(rows_of(data.batch)), Counter(rows_of(batch))
         self._weights, self._gradient, self._steps = _checksums(pl_module), 0.0, {}
         self._minibatch = batch if data.minibatches_per_collection * data.num_epochs == 1 else None
+        self._batch, self._before = batch, []
         self._keep(sample, trainer)
         found = diagnose_samples([sample])
         for of_all in SERIES_DETECTORS:
@@ -149,10 +158,16 @@ class Diagnosis(L.Callback):
 
     @_harmless
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: torch.Tensor) -> None:
-        """Record the largest gradient that remains from earlier minibatches."""
+        """Record the largest gradient that remains from earlier minibatches, and when ``target_kl`` is exceeded."""
         if self._part is None:
             return
-        batch = trainer.fit_loop.epoch_loop.batch_idx
+        assert isinstance(pl_module, GradientModule)
+        batch, last = trainer.fit_loop.epoch_loop.batch_idx, int(trainer.num_training_batches) - 1
+        if pl_module.target_kl and "stopped" not in self._steps and (pl_module.skip_updates or batch == last):
+            assert self._batch is not None
+            with trainer.precision_plugin.forward_context():
+                moved = _moved(pl_module, self._batch)[self._batch.response_mask].double()
+            self._steps |= {"stop_kl": float((moved.exp() - 1 - moved).mean()), "stopped": pl_module.skip_updates}
         if batch < _NORMS and batch % trainer.accumulate_grad_batches == 0:
             weights = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]
             left = [weight.grad.abs().max() for weight in weights if weight.grad is not None]
@@ -167,10 +182,14 @@ class Diagnosis(L.Callback):
         if batch is not None:
             assert isinstance(pl_module, GradientModule)
             self._steps |= compared_gradients(trainer, pl_module, batch)
+            self._before = _weights_before(trainer, pl_module)
 
     @_harmless
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Record the largest norm of the gradients of the first minibatches, after they were clipped."""
+        """Record the norm of the gradients of the first minibatches after clipping, and compare an optimiser step."""
+        before, self._before = self._before, []
+        if not pl_module.skip_updates:
+            self._steps |= compared_step(before)
         if self._part is None or batch_idx >= _NORMS or trainer.accumulate_grad_batches > 1 or pl_module.skip_updates:
             return
         gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
@@ -183,17 +202,13 @@ class Diagnosis(L.Callback):
         if self._part is None:
             return
         assert isinstance(pl_module, GradientModule)
-        with trainer.precision_plugin.forward_context(), without_gradient(pl_module.policy):
-            passes = pl_module.policy.passes(self._part, False)
-            logprobs = torch.zeros_like(self._part.old_logprobs)
-            for some in passes:
-                logprobs[some] = pl_module.policy.evaluate(self._part[some]).logprobs.to(logprobs.dtype)
-        moved = array_of(logprobs - self._part.old_logprobs)
+        with trainer.precision_plugin.forward_context():
+            moved = array_of(_moved(pl_module, self._part))
         sample = self.recorded.pop()
         sample = replace(sample, settings={**sample.settings, **self._of_updates(trainer, pl_module)})
         sample = replace(sample, arrays={**sample.arrays, "moved": moved})
         self._keep(sample, trainer)
-        self._part = None
+        self._part = self._batch = None
         for finding in [
             *update(sample),
             *diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")),
@@ -318,6 +333,79 @@ def compared_gradients(trainer: L.Trainer, module: GradientModule, batch: TurnBa
     if out["gradient_error"] > GRADIENT_ERROR:
         out["token_weights"] = _token_weights(module, batch, weights, used)
     return out
+
+
+def _moved(module: GradientModule, batch: TurnBatch) -> torch.Tensor:
+    """Return how much log-probabilities of tokens have changed since they were sampled, ``(turn, token)``."""
+    logprobs = torch.zeros_like(batch.old_logprobs)
+    with without_gradient(module.policy):
+        for some in module.policy.passes(batch, False):
+            logprobs[some] = module.policy.evaluate(batch[some]).logprobs.to(logprobs.dtype)
+    return logprobs - batch.old_logprobs
+
+
+@dataclass(frozen=True)
+class _Weight:
+    """A weight before an optimiser step, with what AdamW knows about it."""
+
+    weight: torch.nn.Parameter
+    values: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+    count: int
+    rate: float
+    decay: float
+
+    def change(self) -> torch.Tensor:
+        """Return the change in a step of AdamW with its usual coefficients (arXiv:1711.05101), float64."""
+        assert self.weight.grad is not None
+        gradient = self.weight.grad.double()
+        mean = (0.9 * self.mean + 0.1 * gradient) / (1 - 0.9**self.count)
+        square = (0.999 * self.square + 0.001 * gradient.square()) / (1 - 0.999**self.count)
+        return -self.rate * (mean / (square.sqrt() + 1e-8) + self.decay * self.values)
+
+
+def _weights_before(trainer: L.Trainer, module: GradientModule) -> list[_Weight]:
+    """Return some small weights before an optimiser step.
+
+    Empty if the optimiser is not the AdamW of the configuration on one device in full precision.
+    """
+    config, optimizer = module.optimizer, trainer.optimizers[0]
+    one_device = trainer.world_size == 1 and trainer.accumulate_grad_batches == 1
+    if config.factory is not None or not one_device or trainer.precision not in ("32-true", "64-true"):
+        return []
+    out: list[_Weight] = []
+    groups = [(weight, float(group["lr"])) for group in optimizer.param_groups for weight in group["params"]]
+    trained = [(weight, rate) for weight, rate in groups if weight.grad is not None]
+    for weight, rate in sorted(trained, key=lambda one: one[0].numel())[:_STEPPED]:
+        values, state = weight.detach().double(), optimizer.state.get(weight, {})
+        mean, square = (
+            state[name].detach().double() if name in state else torch.zeros_like(values)
+            for name in ("exp_avg", "exp_avg_sq")
+        )
+        count = int(state.get("step", 0)) + 1
+        out.append(_Weight(weight, values.clone(), mean.clone(), square.clone(), count, rate, config.weight_decay))
+    return out
+
+
+def compared_step(before: Sequence[_Weight]) -> dict[str, float]:
+    """Compare the changes of some weights in an optimiser step with those of AdamW for the same gradients.
+
+    Args:
+        before: the weights, which have their gradients still.
+
+    Returns:
+        ``step_error``, the norm of the difference as a share of the norm of the expected change, and ``step_factor``,
+        the multiple of the expected change that is nearest to the actual one. Empty if hardly anything should change.
+    """
+    if not before or any(one.weight.grad is None for one in before):
+        return {}
+    actual = torch.cat([(one.weight.detach().double() - one.values).reshape(-1) for one in before])
+    expected = torch.cat([one.change().reshape(-1) for one in before])
+    size, values = float(expected.norm()), torch.cat([one.values.reshape(-1) for one in before])
+    if size <= 1e-5 * float(values.norm()):  # rounding may be larger
+        return {}
+    return {"step_error": float((actual - expected).norm()) / size, "step_factor": float(actual @ expected) / size**2}
 
 
 def _gradient(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from lrl.codecs.babyai import BabyAICodec
@@ -68,6 +69,8 @@ def facts(env: EnvFactory, response_format: str | None, again: Replay) -> dict[s
         while len(found) < _RESETS and process_time() < until:
             found.append(observation_key(again.start(int(seeds[len(found)]))))
         out["separate_starts"] = {"counts": sorted(Counter(found).values()), "all": False}
+        if response_format is not None:
+            out["numbers"] = number_format(env.codec, again.native_observation_space)
     if response_format is not None:
         out["misread"] = misread(env.codec, response_format)
     return out
@@ -145,6 +148,35 @@ def misread(codec: TextCodec, response_format: str) -> list[tuple[str, int | Non
         if found != expected:
             out.append((response, expected, found))
     return out
+
+
+def number_format(codec: TextCodec, space: Any) -> dict[str, Any] | None:
+    """Return how the numbers of an observed Box are written according to the documentation; None if it is not known.
+
+    Args:
+        codec: codec of the environment.
+        space: native observation space.
+
+    Returns:
+        ``offset``, ``factor``, ``low`` and ``high``, each a list with one entry per number, and ``error``: the text has
+        ``(number - offset) * factor``, clipped to the bounds, up to the error.
+    """
+    if not isinstance(codec, SpaceCodec) or not isinstance(space, spaces.Box):
+        return None
+    numbers, size = codec.numbers, int(np.prod(space.shape))
+    pairs: Any = numbers.ranges or codec.metadata.observation_ranges
+    pairs = numbers.statistics if numbers.kind == "normalised" else pairs
+    if isinstance(pairs, Mapping):
+        return None
+    pairs = list(zip(space.low.ravel(), space.high.ravel())) if pairs is None else list(pairs)
+    first, second = np.array(pairs * (size if len(pairs) == 1 else 1), dtype=np.float64).T
+    offset, factor, low, high, error = np.zeros(size), np.ones(size), -np.inf, np.inf, 0.51 * 10.0**-numbers.precision
+    if numbers.kind == "integers":
+        offset, factor, low, high, error = first, 999 / (second - first), 0.0, 999.0, 0.51
+    elif numbers.kind == "normalised":
+        offset, factor, low, high = first, 1 / second, -10.0, 10.0
+    of_all = {"offset": offset, "factor": factor, "low": np.full(size, low), "high": np.full(size, high)}
+    return {**{name: values.tolist() for name, values in of_all.items()}, "error": error}
 
 
 def named(codec: TextCodec, response_format: str, responses: Sequence[str]) -> np.ndarray | None:

@@ -69,6 +69,11 @@ class Replay:
         """What :func:`~lrl.training.environment_facts.facts` returns for the environment, once it is known."""
         self._vector: Any = None if self._single is not None else factory.make(1, response_format)
 
+    @property
+    def native_observation_space(self) -> Any:
+        """Observation space of the environment of Gymnasium; None for other environments."""
+        return None if self._single is None else self._single.observation_space
+
     def close(self) -> None:
         """Close the environment."""
         (self._vector if self._single is None else self._single).close()
@@ -249,10 +254,14 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _whole_episodes(sample: Sample) -> Iterator[np.ndarray]:
-    """Yield the turns of each episode that begins in the sample, the episodes of different environments in turn."""
+    """Yield the turns of each episode that begins in the sample: the first of each environment, the last, and others.
+
+    The last ones show how the end of a collection is treated.
+    """
     episodes: list[list[np.ndarray]] = []
     for turns in sample.envs():
         starts = [place for place, turn in enumerate(turns) if sample["turn"][turn] == 0]
         episodes.append([turns[start:end] for start, end in pairwise([*starts, len(turns)])])
-    for number in range(max(map(len, episodes), default=0)):
-        yield from (of_env[number] for of_env in episodes if number < len(of_env))
+    ordered = [[*of_env[:1], *of_env[1:][-1:], *of_env[1:-1]] for of_env in episodes]
+    for number in range(max(map(len, ordered), default=0)):
+        yield from (of_env[number] for of_env in ordered if number < len(of_env))

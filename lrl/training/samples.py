@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ _SETTINGS = (
     "ent_coef",
     "vf_coef",
     "group_baseline",
+    "target_kl",
 )
 
 
@@ -118,7 +120,7 @@ def demonstrated_sample(module: GradientModule, batch: TurnBatch) -> Sample:
     pieces: list[list[str]] = []
     if isinstance(policy, TextPolicy):
         ids = arrays["ids"] = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]]
-        arrays |= plain(policy, batch, _PLAIN_TURNS)
+        arrays |= plain(policy, batch, _spread(len(batch), _PLAIN_TURNS))
         arrays |= evaluated(policy, batch)
         arrays["logprobs"] = arrays["evaluated"]
         pieces = _pieces(policy, ids)
@@ -174,6 +176,7 @@ def take_sample(
     arrays |= evaluated(module.policy, part_on_device)
     arrays |= reported(rollout, turns, times, columns)
     pieces: list[list[str]] = []
+    keys: dict[str, RandomKeys] = {}
     cells = list(zip(times.tolist(), columns.tolist(), strict=True))
     observations = [str(rollout.observations[time][env]) for time, env in cells]
     actions = [rollout.responses[time][env] for time, env in cells]
@@ -181,17 +184,15 @@ def take_sample(
         assert tokens is not None
         assert isinstance(module.policy, TextPolicy)
         arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
-        bits = None
-        if seed is not None:
-            env, turn = columns[:_PLAIN_TURNS].numpy(), times[:_PLAIN_TURNS].numpy()
-            keys = RandomKeys(seed=seed, purpose="rollout", collection=collection, env=env, turn=turn)
-            bits = _token_bits(module.policy, keys, part.response_mask.shape[1])
-        arrays |= plain(module.policy, part_on_device, _PLAIN_TURNS, bits)
+        compared = _spread(len(part), _PLAIN_TURNS)
+        if seed is not None and _draws_plainly(module.policy):
+            keys = _random_keys(rollout, times[compared], columns[compared], seed, collection)
+        arrays |= plain(module.policy, part_on_device, compared, list(keys.values()))
         arrays |= texts(module.policy, part, observations, actions)
         pieces = _pieces(module.policy, tokens[:, : part.response_mask.shape[1]])
     sample = Sample(
         collection=collection,
-        settings=settings_of(module),
+        settings=settings_of(module) | ({"random_keys": list(keys)} if keys else {}),
         observations=observations,
         responses=[str(action) for action in actions],
         pieces=pieces,
@@ -230,10 +231,39 @@ def _recorded(rollout: Rollout, part: TurnBatch, times: Tensor, columns: Tensor)
     }
 
 
-def _token_bits(policy: TextPolicy, keys: RandomKeys, length: int) -> Tensor | None:
-    """Return the random numbers with which tokens were drawn, int64 ``(turn, token)``; None if they are not known."""
-    plainly = type(policy.generator) is DecodeLoop and policy.sampling.top_k is None and policy.sampling.top_p is None
-    return token_bits(keys, length) if plainly else None
+def _spread(turns: int, limit: int) -> list[int]:
+    """Return the indices of at most ``limit`` turns at equal distances, with the first and the last."""
+    return sorted({round(index) for index in np.linspace(0, turns - 1, min(limit, turns))})
+
+
+def _draws_plainly(policy: TextPolicy) -> bool:
+    """Return whether each token is drawn from the whole distribution, so that it follows from its random number."""
+    return type(policy.generator) is DecodeLoop and policy.sampling.top_k is None and policy.sampling.top_p is None
+
+
+def _random_keys(rollout: Rollout, times: Tensor, columns: Tensor, seed: int, collection: int) -> dict[str, RandomKeys]:
+    """Return the keys of the random numbers of some turns, and those of mistakes that give other turns the same ones.
+
+    Args:
+        rollout: the collection.
+        times: times of the turns, int64 ``(row,)``.
+        columns: environments of the turns, int64 ``(row,)``.
+        seed: seed of the run.
+        collection: index of the collection.
+
+    Returns:
+        The right keys first, and the others by what they depend on.
+    """
+    env, time, group = columns.numpy(), times.numpy(), rollout.group[columns].numpy()
+    size = int((rollout.group == rollout.group[0]).sum())
+    envs = {"": env, "the index in the group": env % size, "the group": group, "no environment": 0 * env}
+    turns = {"": time, "the turn of the episode": rollout.turn[times, columns].numpy(), "no turn": 0 * time}
+    out = dict[str, RandomKeys]()
+    for number in sorted({collection, 0}, reverse=True):
+        for (of_env, one), (of_turn, other) in product(envs.items(), turns.items()):
+            name = ", ".join(filter(None, [of_env, of_turn, "" if number == collection else "no collection"]))
+            out[name] = RandomKeys(seed=seed, purpose="rollout", collection=number, env=one, turn=other)
+    return out
 
 
 def _chosen_envs(rollout: Rollout, limit: int) -> tuple[Tensor, Tensor]:
@@ -310,7 +340,7 @@ def _configured(path: Path, settings: dict[str, Any]) -> None:
     if not path.exists():
         return
     given = _arguments(path, path.stat().st_mtime_ns)
-    for name in ("ent_coef", "vf_coef", "loss_normalisation", "advantage_scale", "kl_coef"):
+    for name in ("ent_coef", "vf_coef", "loss_normalisation", "advantage_scale", "kl_coef", "target_kl"):
         if name in settings and given.get(name) is not None and not (name == "vf_coef" and settings["fits_critic"]):
             settings[name] = given[name]
     for name in ("credit", "kl"):
@@ -435,35 +465,44 @@ def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
 
 
 @torch.no_grad()
-def plain(policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None = None) -> dict[str, Tensor | None]:
+def plain(
+    policy: TextPolicy, batch: TurnBatch, turns: Sequence[int], keys: Sequence[RandomKeys] = ()
+) -> dict[str, Tensor | None]:
     """Compute log-probabilities and entropies by one forward pass per turn, without padding, caches or shared rows.
 
     Args:
         policy: policy whose weights have not changed since the turns were sampled.
         batch: the turns.
-        limit: number of turns; those after it get NaN.
-        bits: random numbers of the tokens of these turns, int64 ``(turn, token)``; None draws no tokens.
+        turns: indices of the turns that are computed; the others get NaN.
+        keys: keys of the random numbers of these turns, and others that are tried for turns with other tokens; empty
+            draws no tokens.
 
     Returns:
         ``plain_logprobs``, ``next_logprobs``, ``previous_logprobs`` and ``plain_entropy``, float64 ``(turn, token)``,
-        and ``drawn``, int64, see :class:`Sample`.
+        ``drawn``, int64, and ``drawn_by``, bool ``(turn, key)``, see :class:`Sample`.
     """
     width = batch.response_mask.shape[1]
     logprobs = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
     entropy, drawn = logprobs.clone(), torch.full(logprobs.shape, -1)
-    shifted = {1: logprobs.clone(), -1: logprobs.clone()}
+    by = torch.zeros(len(batch), len(keys), dtype=torch.bool)
+    shifted, bits = {1: logprobs.clone(), -1: logprobs.clone()}, [token_bits(one, width) for one in keys]
+    lengths = _sampled_lengths(policy, batch)
     model: Any = policy.language_model.model
     was_training = model.training
     model.eval()
     try:
-        for turn in range(min(limit, len(batch))):
+        for number, turn in enumerate(turns):
             prompt = batch.inputs["prompt_ids"][turn][batch.inputs["prompt_mask"][turn]]
             response = batch.inputs["response_ids"][turn, :width]
             ids = torch.cat([prompt, response])[None]
             logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
             of_all = torch.log_softmax(logits / policy.sampling.temperature, -1)
-            if bits is not None:
-                drawn[turn] = sample_tokens(of_all.float(), bits[turn].to(of_all.device)).cpu()
+            for index, one in enumerate(bits):
+                tokens = sample_tokens(of_all.float(), one[number].to(of_all.device))
+                drawn[turn] = tokens.cpu() if index == 0 else drawn[turn]
+                by[turn, index] = torch.equal(tokens[: lengths[turn]], response[: lengths[turn]])
+                if by[turn, 0]:
+                    break
             logprobs[turn] = of_all.gather(-1, response[:, None])[:, 0].cpu()
             for offset, of_other in shifted.items():
                 of_other[turn] = of_all.gather(-1, response.roll(-offset)[:, None])[:, 0].cpu()
@@ -475,5 +514,6 @@ def plain(policy: TextPolicy, batch: TurnBatch, limit: int, bits: Tensor | None 
         "next_logprobs": shifted[1],
         "previous_logprobs": shifted[-1],
         "plain_entropy": entropy,
-        "drawn": None if bits is None else drawn,
+        "drawn": drawn if keys else None,
+        "drawn_by": by if keys else None,
     }
