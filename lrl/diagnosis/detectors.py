@@ -22,7 +22,7 @@ _MIN_SHIFTED = 3
 """Smallest number of tokens by which log-probabilities are compared with those of neighbouring tokens."""
 _LOGPROB_TOLERANCE = {False: 2e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
-_REDRAWN_BY_CHANCE = -15.0
+_REDRAWN_BY_CHANCE = -8.0
 """Logarithm of the probability below which tokens that other random numbers give are no coincidence."""
 _Z = 6.0
 """Number of standard errors from which a mean counts as different."""

@@ -1,5 +1,6 @@
 """Findings of single detectors, on small arrays that are right or have a mistake."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,19 +12,21 @@ import torch
 
 from lrl.codecs.babyai import BabyAICodec
 from lrl.codecs.boards import PlainBoardCodec, RagenBoardCodec
+from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
 from lrl.codecs.space_formats import DiscreteFormat
+from lrl.codecs.spaces import SpaceCodec
 from lrl.diagnosis.credit import advantages, neighbours
-from lrl.diagnosis.detectors import drawn_tokens, reference_moves, sampled_and_trained
+from lrl.diagnosis.detectors import drawn_tokens, recorded_values, reference_moves, sampled_and_trained
 from lrl.diagnosis.environments import data_set, formats, new_episodes, order_of_turns, resets, start_states
-from lrl.diagnosis.episodes import observation_texts, replayed, shown_answers
+from lrl.diagnosis.episodes import _wrong_numbers, observation_texts, replayed, shown_answers
 from lrl.diagnosis.estimators import ppo_credit, without_last
 from lrl.diagnosis.losses import update
 from lrl.diagnosis.metrics import diagnose_metrics
 from lrl.diagnosis.sample import Sample
 from lrl.envs.frozen_lake import ExpertQRows
 from lrl.prompts import RESPONSE_FORMATS
-from lrl.training.environment_facts import _of_rows, misread, named
+from lrl.training.environment_facts import _of_rows, misread, named, number_format
 from lrl.training.samples import _chosen_envs, _configured
 
 
@@ -106,6 +109,7 @@ def test_the_axis_of_returns_is_checked(axis, cause):
         ("last column", ["values are those of padding"]),
         ("divided", ["advantages are divided by the number of tokens"]),
         ("offset", ["reward has an offset"]),
+        ("baseline", ["values are those of padding"]),
     ],
 )
 def test_a_mistake_in_gae_is_named(mistake, cause):
@@ -119,9 +123,11 @@ def test_a_mistake_in_gae_is_named(mistake, cause):
         "averaged": {"values": values.mean(1, keepdims=True).repeat(3, 1)},
         "last column": {"values": values[:, -1:].repeat(3, 1)},
         "divided": {"values": values},
+        "baseline": {"values": values},
         "offset": {"rewards": (RETURNS - RETURNS.mean()) / RETURNS.std()},
     }.get(mistake if isinstance(mistake, str) else "", {})
     given = ppo_credit(sample(settings, **arrays | changed), **({} if changed else mistake))[0]
+    given = given + (values[:, :1] - values[:, -1:]) * WIDE if mistake == "baseline" else given
     given = given / WIDE.sum(1, keepdims=True) if mistake == "divided" else given
     assert found(advantages, sample(settings, **arrays, advantages=given)) == cause
 
@@ -138,6 +144,69 @@ def test_tokens_must_be_those_of_the_current_weights():
     assert found(drawn_tokens, sample({"stop_ids": []}, ids=ids, drawn=ids)) == []
     wrong = found(drawn_tokens, sample({"stop_ids": []}, ids=ids, drawn=np.where(ids % 5, ids, ids + 1)))
     assert wrong == ["tokens are not sampled by the current weights"]
+
+
+@pytest.mark.parametrize(
+    ("key", "logprob", "cause"),
+    [
+        (1, -1.2, "random numbers are used again"),
+        (1, -0.2, "tokens are not sampled by the current weights"),  # so likely that many random numbers give them
+        (2, -1.2, "tokens are not sampled by the current weights"),
+    ],
+)
+def test_random_numbers_of_other_turns_are_recognised(key, logprob, cause):
+    ids, by = np.arange(16)[:, None], np.zeros((16, 2), dtype=bool)
+    by[:, 0] = ids[:, 0] < 2
+    by[2:, key:] = True
+    arrays = {"drawn": np.where(ids < 2, ids, ids + 1), "drawn_by": by, "plain_logprobs": np.full((16, 1), logprob)}
+    settings = {"stop_ids": [], "random_keys": ["", "the group"]}
+    assert found(drawn_tokens, sample(settings, ids=ids, **arrays)) == [cause]
+
+
+def test_a_value_is_needed_where_an_episode_is_cut():
+    values, cut = np.ones((16, 1)), np.arange(16) >= 12
+    arrays = {"values": values, "evaluated_values": values, "cut": cut}
+    assert found(recorded_values, sample({}, **arrays, final_values=cut * 1.0)) == []
+    causes = found(recorded_values, sample({}, **arrays, final_values=np.zeros(16)))
+    assert causes == ["end of the collection treated as termination"]
+    causes = found(recorded_values, sample({}, **arrays | {"truncated": cut}, final_values=np.zeros(16)))
+    assert causes == ["truncation treated as termination"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "causes"),
+    [
+        ({"stop_kl": 0.05, "stopped": False}, []),
+        ({"stop_kl": 0.07, "stopped": True}, []),
+        ({"stop_kl": 0.07, "stopped": False}, ["updates end at another divergence than target_kl"]),
+        ({"stop_kl": 0.05, "stopped": True}, ["updates end at another divergence than target_kl"]),
+        ({"step_error": 0.01, "step_factor": 1.0}, []),
+        ({"step_error": 0.5, "step_factor": 1.5}, ["weights do not follow the optimiser"]),
+    ],
+)
+def test_optimiser_steps_are_compared(settings, causes):
+    arrays = {"moved": np.zeros((8, 1)), "advantages": np.zeros((8, 1))}
+    assert found(update, sample({"target_kl": 0.06} | settings, **arrays)) == causes
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ({"kind": "decimals", "precision": 2}, [-1.24, 3.0]),
+        ({"kind": "integers"}, [243.0, 999.0]),
+        ({"kind": "integers", "ranges": [[-2, 2], [0, 6]]}, [191.0, 500.0]),
+        ({"kind": "normalised", "statistics": [[1, 0.5], [0, 0.1]], "precision": 1}, [-4.5, 10.0]),
+    ],
+)
+def test_numbers_of_texts_are_written_as_documented(numbers, expected):
+    box = gym.spaces.Box(np.array([-2.41, -3.0]), np.array([2.41, 3.0]), dtype=np.float64)
+    codec = SpaceCodec(box, gym.spaces.Discrete(2), NumberFormat(**numbers))
+    native = np.array([-1.237, 3.0])
+    text = codec.observation_to_text(native)
+    assert [float(number) for number in re.findall(r"-?[0-9.]+", text)] == expected
+    form = number_format(codec, box)
+    assert _wrong_numbers(np.array([expected]), native[None], form) == ""
+    assert "instead of" in _wrong_numbers(np.array([expected]) + np.array([0, 3]), native[None], form)
 
 
 def test_sampling_and_training_must_agree():

@@ -24,6 +24,7 @@ from lrl.functional.distributions import Categorical
 from lrl.lm.decoding import DecodeLoop
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
+from lrl.training.collect import CollectionPlan
 from lrl.training.diagnosis import Diagnosis
 from lrl.training.gradient_module import GradientModule
 from lrl.training.optimizer import OptimizerConfig
@@ -33,6 +34,7 @@ RUNS = {
     "episodes": lambda folder: grpo(folder, kl={"coef": 0.0}, optimizer={"lr": 1e-3}),
     "continuing": lambda folder: ppo(folder, kl={"coef": 0.0, "target": None}, credit={"kind": "turn"}),
     "network": network,
+    "limited": lambda folder: network(folder, target_kl=0.003),
 }
 NESTED = {kind: {"kind": kind, "normalise": kind != "nested"} for kind in ("nested", "token")}
 
@@ -40,7 +42,7 @@ NESTED = {kind: {"kind": kind, "normalise": kind != "nested"} for kind in ("nest
 def causes(root, folder, kind, collections):
     """Train on a tiny task, and return the causes that are found, the most certain first."""
     trainer = make_trainer(root, Diagnosis(), max_epochs=collections)
-    trainer.fit(RUNS[kind](folder), rollout_data(kind))
+    trainer.fit(RUNS[kind](folder), rollout_data("network" if kind == "limited" else kind))
     return [finding.cause for finding in diagnose(root)]
 
 
@@ -263,6 +265,34 @@ MISTAKES = {
             )
         ],
     ),
+    "random numbers are used again": (
+        "prompts",
+        [(CollectionPlan, "keys", lambda old: lambda self, env, turn: old(self, env % self.group_size, turn))],
+    ),
+    "end of the collection treated as termination": (
+        "continuing",
+        [
+            (
+                lrl.training.collect,
+                "final_values",
+                lambda old: lambda policy, runner, step, last=False: old(policy, runner, step),
+            )
+        ],
+    ),
+    "updates end at another divergence than target_kl": (
+        "limited",
+        [
+            (
+                GradientModule,
+                "_check_target_kl",
+                lambda old: lambda self, kl: setattr(self, "skip_updates", bool(kl.sum() > self.target_kl)),
+            )
+        ],
+    ),
+    "weights do not follow the optimiser": (
+        "network",
+        [(torch.optim.AdamW, "step", lambda old: lambda self, closure=None: [old(self, closure), old(self)][0])],
+    ),
     "environment is not deterministic": ("network", [(CartPoleEnv, "reset", unseeded)]),
     "held-out episodes are used in training": (
         "network",
@@ -288,7 +318,7 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
         monkeypatch.setattr(place, name, change(getattr(place, name)))
     cause = cause.removesuffix(" in minibatches")
     cause = {"rewards of the wrappers have the wrong sign": "reward has the wrong sign"}.get(cause, cause)
-    assert causes(tmp_path, tiny_folder, kind, collections=3 if kind == "network" else 1)[0] == cause
+    assert causes(tmp_path, tiny_folder, kind, collections=3 if kind in ("network", "limited") else 1)[0] == cause
 
 
 @pytest.mark.parametrize(
