@@ -307,6 +307,17 @@ def recorded_values(sample: Sample) -> Iterator[Finding]:
                 "compare the positions and the weights with which values are computed",
                 confidence=0.95,
             )
+    if "plain_values" in sample and "values" in sample:
+        known = response_mask(sample) & sample["mask"] & np.isfinite(sample["plain_values"])
+        place = _largest(sample["values"] - sample["plain_values"], known, tolerance)
+        if place is not None:
+            yield sample.finding(
+                "values are those of other tokens",
+                f"the value from which advantages are estimated is {sample['values'][place]:.4g}, and "
+                f"{sample['plain_values'][place]:.4g} in a separate forward pass ({sample.place(*place)})",
+                "the value of a token is computed from the hidden state that predicts the token",
+                confidence=0.9,
+            )
     if "values" in sample and "final_values" in sample and "cut" in sample and spread > 0:
         cut = sample["cut"] & ~sample["terminated"]
         if cut.any() and not sample["final_values"][cut].any():

@@ -170,6 +170,7 @@ def prompts(sample: Sample) -> Iterator[Finding]:
     """Check that prompts contain the observation, and that responses are the text of the sampled tokens."""
     parts = {
         "in_prompt": ("prompts do not contain the observation", "a prompt does not contain the observation"),
+        "with_system": ("prompts do not contain the system message", "a prompt does not contain the system message"),
         "decoded": ("responses are not the sampled tokens", "the text of the sampled tokens is not the response"),
     }
     for name, (cause, what) in parts.items():

@@ -282,6 +282,14 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             "compare where gradients are clipped with where the optimiser steps",
             confidence=0.9,
         )
+    if settings.get("order"):
+        kind = "of the collection" if settings["order"] == "recorded" else "of the pass before"
+        yield sample.finding(
+            "minibatches are not shuffled",
+            f"the minibatches of a pass over collection {collection} have the turns in the order {kind}",
+            "each pass over a collection must divide the turns at random, otherwise the turns of a minibatch are alike",
+            confidence=0.85,
+        )
     yield from _step(sample)
     unchanged, count = settings.get("unchanged_weights", []), settings.get("num_weights", 0)
     if 0 < len(unchanged) < count and (sample["advantages"][sample["mask"]] != 0).any():
@@ -315,6 +323,17 @@ def _step(sample: Sample) -> Iterator[Finding]:
             f"in collection {collection} an optimiser step changes weights by {factor:.3g} times what AdamW gives for "
             f"the same gradients, and differs from it by {error:.2g} of its norm",
             "compare the optimiser with model.optimizer, and what else changes weights or the optimiser's state",
+            confidence=0.9,
+        )
+    before, after = settings.get("norms") or (0.0, 0.0)
+    limit = settings.get("gradient_clip_val")
+    expected = min(before, limit) if limit else before
+    if before and after < 0.98 * expected:
+        yield sample.finding(
+            "gradients are clipped to another norm",
+            f"in collection {collection} the norm of the gradients is {before:.3g}, and {after:.3g} after clipping, "
+            f"with trainer.gradient_clip_val {limit or 'null'}",
+            "compare where gradients are clipped and changed between the backward pass and the optimiser step",
             confidence=0.9,
         )
     kl, target = settings.get("stop_kl"), settings.get("target_kl")

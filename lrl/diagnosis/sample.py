@@ -60,6 +60,8 @@ class Sample:
       ``gradient_factor`` and ``token_weights``, the comparison of the gradient of one minibatch with that of another
       backward pass, see :func:`lrl.training.diagnosis.compared_gradients`; ``step_error`` and ``step_factor``, the
       same for the optimiser step, see :func:`lrl.training.diagnosis.compared_step`;
+    - ``norms``, the norm of the gradients of that step before and after clipping; ``order``, ``recorded`` or
+      ``repeated`` if the minibatches of a pass have the turns in the order of the collection or of the pass before;
     - ``stop_kl``, the divergence of the first minibatch whose optimiser step was skipped, or of the last minibatch, and
       ``stopped``, whether it was skipped.
     """
@@ -95,14 +97,16 @@ class Sample:
       probable by :data:`lrl.diagnosis.losses.REFERENCE_PROBE`; of what depends on neither advantages nor the reference,
       ``offset_gradients``; with respect to entropy and value, ``entropy_gradients`` and ``value_gradients``;
     - ``moved``, how much the updates of the collection changed the log-probability of a token;
-    - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, ``decoded``,
-      whether the response is the text of the sampled tokens, and ``names_action``, whether it contains the name of any
-      action; ``named``, float64, whether the response is a legal action according to the documentation of the codec;
+    - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, ``with_system``,
+      whether it contains the system message, ``decoded``, whether the response is the text of the sampled tokens, and
+      ``names_action``, whether it contains the name of any action; ``named``, float64, whether the response is a legal
+      action according to the documentation of the codec;
     - ``evaluated``, ``entropy`` and ``evaluated_values``: log-probabilities, entropies and values that training
       computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
-      ``plain_logprobs`` and ``plain_entropy``, by a separate forward pass for each turn, ``next_logprobs`` and
-      ``previous_logprobs``, of the next and the previous token at the same position, and ``drawn``, int64, the tokens
-      that its distributions give with the random numbers of sampling, -1 where they are not computed;
+      ``plain_logprobs``, ``plain_entropy`` and ``plain_values``, by a separate forward pass for each turn,
+      ``next_logprobs`` and ``previous_logprobs``, of the next and the previous token at the same position, and
+      ``drawn``, int64, the tokens that its distributions give with the random numbers of sampling, -1 where they are
+      not computed;
     - ``drawn_by``, bool ``(turn, key)``, whether the tokens of the turn are those that the keys of random numbers in
       ``settings["random_keys"]`` give; the first keys are the right ones, and the others, whose names say what they
       depend on, are only tried for turns with other tokens.

@@ -37,6 +37,8 @@ _NORMS = 4
 """Number of minibatches of a recorded collection of whose gradients the norm is computed."""
 _KEPT = 20
 """Number of samples that are held in memory."""
+_MIN_ROWS = 8
+"""Number of different turns from which an order of them is no coincidence."""
 _STEPPED = 8
 """Number of tensors of weights, the smallest ones, whose optimiser step is computed again."""
 _COMPARED = 1_000_000
@@ -89,10 +91,8 @@ class Diagnosis(L.Callback):
         """The samples of this process, the latest last."""
         self._reported: set[str] = set()
         self._replay: Replay | None = None
-        self._rows = Counter[int]()
+        self._rows: list[int] = []
         """Hashes of all turns of the latest sample's collection, while it is trained on."""
-        self._trained = Counter[int]()
-        """Hashes of the turns of its minibatches so far."""
         self._weights: dict[str, float] = {}
         """Checksum of each trained weight before the updates of the latest sample's collection."""
         self._gradient = 0.0
@@ -101,6 +101,10 @@ class Diagnosis(L.Callback):
         """What was found in the optimiser steps on its minibatches, see :meth:`_of_updates`."""
         self._batch: TurnBatch | None = None
         """The current minibatch of a recorded collection."""
+        self._order: list[list[int]] = []
+        """Hashes of the turns of each minibatch of a recorded collection, in order."""
+        self._norm = 0.0
+        """Norm of the gradients before clipping in the optimiser step that is compared."""
         self._before: list[_Weight] = []
         """Some weights before the optimiser step on that minibatch."""
         self._minibatch: TurnBatch | None = None
@@ -134,7 +138,7 @@ class Diagnosis(L.Callback):
         """Record the collection before its first optimiser step."""
         data: Any = getattr(trainer, "datamodule", None)
         if self._part is not None and isinstance(data, RolloutDataModule):
-            self._trained.update(rows_of(batch))
+            self._order.append(rows_of(batch))
             self._batch = batch
             self._minibatch = batch if batch_idx == 1 else None
         if not self._records(trainer, pl_module, data):
@@ -145,7 +149,7 @@ class Diagnosis(L.Callback):
         with trainer.precision_plugin.forward_context():
             sample, self._part = sample_of(pl_module, data, self.turns, self._replay)
         assert data.batch is not None
-        self._rows, self._trained = Counter(rows_of(data.batch)), Counter(rows_of(batch))
+        self._rows, self._order = rows_of(data.batch), [rows_of(batch)]
         self._weights, self._gradient, self._steps = _checksums(pl_module), 0.0, {}
         self._minibatch = batch if data.minibatches_per_collection * data.num_epochs == 1 else None
         self._batch, self._before = batch, []
@@ -183,6 +187,7 @@ class Diagnosis(L.Callback):
             assert isinstance(pl_module, GradientModule)
             self._steps |= compared_gradients(trainer, pl_module, batch)
             self._before = _weights_before(trainer, pl_module)
+            self._norm = _norm(pl_module)
 
     @_harmless
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -192,9 +197,10 @@ class Diagnosis(L.Callback):
             self._steps |= compared_step(before)
         if self._part is None or batch_idx >= _NORMS or trainer.accumulate_grad_batches > 1 or pl_module.skip_updates:
             return
-        gradients = [weight.grad for weight in pl_module.parameters() if weight.grad is not None]
-        if gradients:
-            self._gradient = max(self._gradient, float(torch.nn.utils.get_total_norm(gradients)))
+        norm = _norm(pl_module)
+        self._gradient = max(self._gradient, norm)
+        if before:
+            self._steps["norms"] = [self._norm, norm]
 
     @_harmless
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -218,9 +224,11 @@ class Diagnosis(L.Callback):
     def _of_updates(self, trainer: L.Trainer, module: GradientModule) -> dict[str, Any]:
         """Return settings that are known after the updates of a collection; see :class:`Sample`."""
         data: Any = module.run_data
-        expected = Counter({row: count * data.num_epochs for row, count in self._rows.items()})
+        rows, trained = Counter(self._rows), Counter(row for minibatch in self._order for row in minibatch)
+        expected = Counter({row: count * data.num_epochs for row, count in rows.items()})
         out: dict[str, Any] = {
-            "mixed_turns": sum(count for row, count in self._trained.items() if row not in self._rows),
+            "order": _order(self._order, self._rows, data.num_minibatches),
+            "mixed_turns": sum(count for row, count in trained.items() if row not in rows),
             "largest_ratio_error": module.recorded_maximum("train/ratio_error_max"),
             "largest_gradient": self._gradient,
             **self._steps,
@@ -229,8 +237,8 @@ class Diagnosis(L.Callback):
         }
         whole = trainer.max_steps in (-1, None) and not trainer.should_stop and trainer.limit_train_batches == 1.0
         if whole and not out["mixed_turns"]:
-            out["untrained_turns"] = sum((expected - self._trained).values())
-            out["repeated_turns"] = sum((self._trained - expected).values())
+            out["untrained_turns"] = sum((expected - trained).values())
+            out["repeated_turns"] = sum((trained - expected).values())
         after = _checksums(module)
         out["unchanged_weights"] = [name for name, value in self._weights.items() if after[name] == value]
         out["num_weights"] = len(after)
@@ -465,6 +473,28 @@ def _token_weights(
     if float((columns @ solution - used[:, None]).norm()) > GRADIENT_ERROR * float(used.norm()):
         return {}
     return dict(zip(parts, solution[:, 0].tolist(), strict=True))
+
+
+def _norm(module: L.LightningModule) -> float:
+    """Return the norm of the gradients of all weights, 0 without gradients."""
+    gradients = [weight.grad for weight in module.parameters() if weight.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+
+def _order(minibatches: Sequence[list[int]], rows: list[int], of_pass: int) -> str:
+    """Return whether turns of minibatches are not shuffled: ``recorded``, ``repeated``, or empty if they are.
+
+    Args:
+        minibatches: hashes of the turns of each minibatch.
+        rows: those of all turns, in the order of the collection.
+        of_pass: number of minibatches of a pass.
+    """
+    passes = [minibatches[start : start + of_pass] for start in range(0, len(minibatches), of_pass)]
+    if of_pass < 2 or len(set(rows)) < _MIN_ROWS or len(passes[-1]) < of_pass:
+        return ""
+    if [row for minibatch in passes[0] for row in minibatch] == rows:
+        return "recorded"
+    return "repeated" if len(passes) > 1 and passes[0] == passes[1] else ""
 
 
 def _checksums(module: L.LightningModule) -> dict[str, float]:

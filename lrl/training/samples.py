@@ -66,7 +66,9 @@ def sample_of(
     """
     assert data.rollout is not None
     assert data.batch is not None
-    sample, part = take_sample(module, data.collection, data.rollout, data.batch, limit, again, data.seed)
+    prompt, about = getattr(module.policy, "prompt", None), (data.collection, data.rollout, data.batch, limit)
+    system = "" if prompt is None else prompt.system_text(data.env.codec)
+    sample, part = take_sample(module, *about, again, data.seed, system)
     held_out = data.validation
     settings = dict(sample.settings)
     if held_out.env is None and held_out.episodes:
@@ -148,6 +150,7 @@ def take_sample(
     limit: int,
     again: Replay | None = None,
     seed: int | None = None,
+    system: str = "",
 ) -> tuple[Sample, TurnBatch]:
     """Return a sample of a collection, and its turns on the device of the module.
 
@@ -159,6 +162,7 @@ def take_sample(
         limit: maximum number of turns; more if the first group has more.
         again: plays some episodes again; None plays none.
         seed: seed of the random numbers of tokens; None draws none again.
+        system: content of the system message.
     """
     rollout, batch = rollout.to(torch.device("cpu")), batch.to("cpu")
     chosen, by_index = _chosen_envs(rollout, limit)
@@ -188,7 +192,7 @@ def take_sample(
         if seed is not None and _draws_plainly(module.policy):
             keys = _random_keys(rollout, times[compared], columns[compared], seed, collection)
         arrays |= plain(module.policy, part_on_device, compared, list(keys.values()))
-        arrays |= texts(module.policy, part, observations, actions)
+        arrays |= texts(module.policy, part, observations, actions, system)
         pieces = _pieces(module.policy, tokens[:, : part.response_mask.shape[1]])
     sample = Sample(
         collection=collection,
@@ -270,21 +274,21 @@ def _chosen_envs(rollout: Rollout, limit: int) -> tuple[Tensor, Tensor]:
     """Return the environments of a sample, and those of them that were chosen by their index, each bool ``(env,)``.
 
     The first groups have at most half of the turns, and at least one group is taken. Groups in which an episode is cut
-    before it terminates, which show how it is bootstrapped, or a response is invalid, and then the others, fill the
-    rest.
+    before it terminates, which show how it is bootstrapped, then those in which a response is invalid, and then the
+    others, fill the rest.
     """
     invalid = torch.zeros_like(rollout.turn)
     valid = rollout.metrics.get("action_valid")
     if valid is not None and len(valid) == rollout.num_turns:
         invalid[rollout.active] = (valid == 0).to(invalid)
     groups, index = torch.unique(rollout.group, return_inverse=True)
-    cuts, turns = (
+    cuts, invalids, turns = (
         torch.zeros(len(groups), dtype=torch.long).index_add(0, index, counts)
-        for counts in (rollout.cut.sum(0) + invalid.sum(0), rollout.lengths)
+        for counts in (rollout.cut.sum(0), invalid.sum(0), rollout.lengths)
     )
     first = turns.cumsum(0) <= limit // 2
     first[0] = True
-    by_cuts = torch.argsort((cuts == 0).long(), stable=True)
+    by_cuts = torch.argsort(2 * (cuts == 0).long() + (invalids == 0), stable=True)
     order = torch.cat([torch.nonzero(first)[:, 0], by_cuts[~first[by_cuts]]])
     fits = turns[order].cumsum(0) <= limit
     chosen = first.clone()
@@ -423,19 +427,29 @@ def reported(rollout: Rollout, turns: Tensor, times: Tensor, columns: Tensor) ->
 
 
 def texts(
-    policy: TextPolicy, batch: TurnBatch, observations: Sequence[str], responses: Sequence[str]
+    policy: TextPolicy, batch: TurnBatch, observations: Sequence[str], responses: Sequence[str], system: str = ""
 ) -> dict[str, Tensor | None]:
-    """Return whether prompts contain the observation, and tokens are the response, bool ``(turn,)``."""
+    """Return whether prompts contain the observation and the system message, and tokens are the response.
+
+    Each is bool ``(turn,)``.
+    """
     tokenizer = policy.language_model.tokenizer
     ids, mask = batch.inputs["response_ids"].tolist(), batch.inputs["prompt_mask"]
     lengths = _sampled_lengths(policy, batch)
-    in_prompt, decoded = [], []
+    in_prompt, decoded, with_system = list[bool](), list[bool](), list[bool]()
+
+    def squeezed(text: str) -> str:
+        return "".join(str(tokenizer.tokenizer.decode(tokenizer.encode_observation(text))).split())
+
+    message = squeezed(system)
     for turn, (observation, response) in enumerate(zip(observations, responses, strict=True)):
-        prompt = tokenizer.tokenizer.decode(batch.inputs["prompt_ids"][turn][mask[turn]].tolist())
-        shown = tokenizer.tokenizer.decode(tokenizer.encode_observation(observation))  # unknown characters are replaced
-        in_prompt.append("".join(str(shown).split()) in "".join(str(prompt).split()))
+        prompt = str(tokenizer.tokenizer.decode(batch.inputs["prompt_ids"][turn][mask[turn]].tolist()))
+        seen = "".join(prompt.split())
+        in_prompt.append(squeezed(observation) in seen)  # unknown characters are replaced in both
+        with_system.append(message in seen)
         decoded.append(tokenizer.response_text(ids[turn][: lengths[turn]]) == response)
-    return {"in_prompt": torch.tensor(in_prompt), "decoded": torch.tensor(decoded)}
+    found = {"in_prompt": in_prompt, "decoded": decoded, "with_system": with_system}
+    return {name: torch.tensor(values) for name, values in found.items()}
 
 
 def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
@@ -478,15 +492,17 @@ def plain(
             draws no tokens.
 
     Returns:
-        ``plain_logprobs``, ``next_logprobs``, ``previous_logprobs`` and ``plain_entropy``, float64 ``(turn, token)``,
+        ``plain_logprobs``, ``next_logprobs``, ``previous_logprobs``, ``plain_entropy`` and ``plain_values``, float64
+        ``(turn, token)``, the last NaN without a critic or if it has its own adapter,
         ``drawn``, int64, and ``drawn_by``, bool ``(turn, key)``, see :class:`Sample`.
     """
     width = batch.response_mask.shape[1]
     logprobs = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
-    entropy, drawn = logprobs.clone(), torch.full(logprobs.shape, -1)
+    entropy, values, drawn = logprobs.clone(), logprobs.clone(), torch.full(logprobs.shape, -1)
     by = torch.zeros(len(batch), len(keys), dtype=torch.bool)
     shifted, bits = {1: logprobs.clone(), -1: logprobs.clone()}, [token_bits(one, width) for one in keys]
     lengths = _sampled_lengths(policy, batch)
+    head = None if policy.language_model.has_critic_adapter else policy.value_head
     model: Any = policy.language_model.model
     was_training = model.training
     model.eval()
@@ -495,7 +511,11 @@ def plain(
             prompt = batch.inputs["prompt_ids"][turn][batch.inputs["prompt_mask"][turn]]
             response = batch.inputs["response_ids"][turn, :width]
             ids = torch.cat([prompt, response])[None]
-            logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].double()
+            out = model(input_ids=ids, use_cache=False, output_hidden_states=head is not None)
+            logits = out.logits[0, len(prompt) - 1 : -1].double()
+            if head is not None:
+                states = out.hidden_states[-1][0, len(prompt) - 1 : -1]
+                values[turn] = head.layers(states.to(next(head.parameters()).dtype))[:, 0].cpu()
             of_all = torch.log_softmax(logits / policy.sampling.temperature, -1)
             for index, one in enumerate(bits):
                 tokens = sample_tokens(of_all.float(), one[number].to(of_all.device))
@@ -514,6 +534,7 @@ def plain(
         "next_logprobs": shifted[1],
         "previous_logprobs": shifted[-1],
         "plain_entropy": entropy,
+        "plain_values": values,
         "drawn": drawn if keys else None,
         "drawn_by": by if keys else None,
     }

@@ -19,7 +19,7 @@ from lrl.codecs.spaces import SpaceCodec
 from lrl.diagnosis.credit import advantages, neighbours
 from lrl.diagnosis.detectors import drawn_tokens, recorded_values, reference_moves, sampled_and_trained
 from lrl.diagnosis.environments import data_set, formats, new_episodes, order_of_turns, resets, start_states
-from lrl.diagnosis.episodes import _wrong_numbers, observation_texts, replayed, shown_answers
+from lrl.diagnosis.episodes import _wrong_numbers, observation_texts, prompts, replayed, shown_answers
 from lrl.diagnosis.estimators import ppo_credit, without_last
 from lrl.diagnosis.losses import update
 from lrl.diagnosis.metrics import diagnose_metrics
@@ -161,6 +161,12 @@ def test_random_numbers_of_other_turns_are_recognised(key, logprob, cause):
     arrays = {"drawn": np.where(ids < 2, ids, ids + 1), "drawn_by": by, "plain_logprobs": np.full((16, 1), logprob)}
     settings = {"stop_ids": [], "random_keys": ["", "the group"]}
     assert found(drawn_tokens, sample(settings, ids=ids, **arrays)) == [cause]
+
+
+def test_prompts_must_contain_the_system_message():
+    right, wrong = ({"with_system": np.arange(16) >= missing} for missing in (0, 1))
+    assert found(prompts, sample({}, **right)) == []
+    assert found(prompts, sample({}, **wrong)) == ["prompts do not contain the system message"]
 
 
 def test_a_value_is_needed_where_an_episode_is_cut():

@@ -22,6 +22,7 @@ from lrl.diagnosis.sample import Sample
 from lrl.envs.native import NativeEnv
 from lrl.functional.distributions import Categorical
 from lrl.lm.decoding import DecodeLoop
+from lrl.lm.heads import ValueHead
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
 from lrl.training.collect import CollectionPlan
@@ -171,6 +172,13 @@ def of_next_token(old):
     return lambda self, samples: old(self, samples.roll(-1, 1) if samples.ndim == 2 else samples)
 
 
+def times_a_tenth(module, *args, **settings):
+    """Make gradients smaller where they should be clipped."""
+    for weight in module.parameters():
+        if weight.grad is not None:
+            weight.grad *= 0.1
+
+
 def k1(logprobs, ref_logprobs):
     return logprobs - ref_logprobs
 
@@ -293,6 +301,22 @@ MISTAKES = {
         "network",
         [(torch.optim.AdamW, "step", lambda old: lambda self, closure=None: [old(self, closure), old(self)][0])],
     ),
+    "minibatches are not shuffled": (
+        "network",
+        [(RolloutDataModule, "_order", lambda old: lambda self, batch, epoch, collection: torch.arange(len(batch)))],
+    ),
+    "minibatches are not shuffled in the second pass": (
+        "network",
+        [(RolloutDataModule, "_order", lambda old: lambda self, batch, epoch, collection: old(self, batch, 0, 0))],
+    ),
+    "gradients are clipped to another norm": (
+        "network",
+        [(GradientModule, "configure_gradient_clipping", lambda old: times_a_tenth)],
+    ),
+    "values are those of other tokens": (
+        "continuing",
+        [(ValueHead, "forward", lambda old: lambda self, states, mask: old(self, states.roll(-1, 1), mask))],
+    ),
     "environment is not deterministic": ("network", [(CartPoleEnv, "reset", unseeded)]),
     "held-out episodes are used in training": (
         "network",
@@ -316,7 +340,7 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
     kind, changes = MISTAKES[cause]
     for place, name, change in changes:
         monkeypatch.setattr(place, name, change(getattr(place, name)))
-    cause = cause.removesuffix(" in minibatches")
+    cause = cause.removesuffix(" in minibatches").removesuffix(" in the second pass")
     cause = {"rewards of the wrappers have the wrong sign": "reward has the wrong sign"}.get(cause, cause)
     assert causes(tmp_path, tiny_folder, kind, collections=3 if kind in ("network", "limited") else 1)[0] == cause
 
