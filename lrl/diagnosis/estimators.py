@@ -145,6 +145,7 @@ def _ppo(sample: Sample) -> Estimates:
     yield "advantages are negated", -correct
     yield "negative advantages are missing", np.maximum(correct, 0.0)
     yield "end token not trained", correct * without_last(sample["mask"])
+    yield "shifted mask", correct * np.roll(sample["mask"], 1, axis=1)
     yield _DIVIDED, correct / _lengths(sample)
     for cause, values in _other_values(sample).items():
         other = replace(sample, arrays={**sample.arrays, "values": np.repeat(values[:, None], correct.shape[1], 1)})
@@ -250,6 +251,7 @@ def _grpo(sample: Sample) -> Estimates:
     for cause, values in everywhere.items():
         yield cause, np.broadcast_to(values[:, None], sample["mask"].shape)
     yield "end token not trained", correct[:, None] * without_last(sample["mask"])
+    yield "shifted mask", correct[:, None] * np.roll(sample["mask"], 1, axis=1)
     yield _DIVIDED, correct[:, None] * sample["mask"] / _lengths(sample)
 
 

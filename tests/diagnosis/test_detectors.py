@@ -61,6 +61,7 @@ WIDE = np.arange(3)[None] < 1 + np.arange(16)[:, None] % 3
     [
         (lambda advantages: advantages, []),
         (lambda advantages: advantages * without_last(WIDE), ["end token not trained"]),
+        (lambda advantages: advantages[:, :1] * np.roll(WIDE, 1, axis=1), ["shifted mask"]),
         (lambda advantages: 0 * advantages, ["advantages are all 0"]),
         (
             lambda advantages: advantages + (np.arange(16) % 5 == 0)[:, None],
@@ -107,6 +108,7 @@ def test_the_axis_of_returns_is_checked(axis, cause):
         ({"reward_scale": 3.0}, ["reward has the wrong scale"]),
         ("averaged", ["values are averaged over padding"]),
         ("last column", ["values are those of padding"]),
+        ("shifted", ["shifted mask"]),
         ("divided", ["advantages are divided by the number of tokens"]),
         ("offset", ["reward has an offset"]),
         ("baseline", ["values are those of padding"]),
@@ -123,11 +125,17 @@ def test_a_mistake_in_gae_is_named(mistake, cause):
         "averaged": {"values": values.mean(1, keepdims=True).repeat(3, 1)},
         "last column": {"values": values[:, -1:].repeat(3, 1)},
         "divided": {"values": values},
+        "shifted": {"values": values},
         "baseline": {"values": values},
         "offset": {"rewards": (RETURNS - RETURNS.mean()) / RETURNS.std()},
     }.get(mistake if isinstance(mistake, str) else "", {})
     given = ppo_credit(sample(settings, **arrays | changed), **({} if changed else mistake))[0]
     given = given + (values[:, :1] - values[:, -1:]) * WIDE if mistake == "baseline" else given
+    given = (
+        np.roll(given.sum(1, keepdims=True) / WIDE.sum(1, keepdims=True) * WIDE, 1, 1)
+        if mistake == "shifted"
+        else given
+    )
     given = given / WIDE.sum(1, keepdims=True) if mistake == "divided" else given
     assert found(advantages, sample(settings, **arrays, advantages=given)) == cause
 
