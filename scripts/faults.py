@@ -166,7 +166,7 @@ CATEGORIES = {
         "tokens have wrong weights in the loss",
         "learning rate does not follow its schedule",
         "weights do not follow the optimiser",
-        "gradients are clipped to another norm",
+        "gradients shrink before the optimiser step",
         "minibatches are not shuffled",
         "updates end at another divergence than target_kl",
         "some weights are not trained",

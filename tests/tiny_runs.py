@@ -103,10 +103,11 @@ def text_policy(
     max_new_tokens=2,
     value_head=None,
     generator=None,
+    system="",
     **model,
 ):
     """Return a policy whose responses have one or two words."""
-    prompt = PromptTemplate(response_format="direct", system="", history=history)
+    prompt = PromptTemplate(response_format="direct", system=system, history=history)
     sampling = SamplingConfig(max_new_tokens=max_new_tokens, temperature=temperature)
     model = LanguageModelConfig(name=folder, **model)
     return TextPolicy(model, prompt, sampling, max_prompt_tokens, value_head=value_head, generator=generator)

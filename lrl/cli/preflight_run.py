@@ -31,10 +31,10 @@ from lrl.policies.actor import Actor
 from lrl.policies.baselines import RandomActor, baseline_actors
 from lrl.policies.text import TextPolicy
 from lrl.rollouts.runner import EnvRunner, observation_key
-from lrl.training.diagnosis import compared_gradients
 from lrl.training.gradient_module import GradientModule
+from lrl.training.recomputed import compared_gradients, evaluated
 from lrl.training.replay import Replay
-from lrl.training.samples import demonstrated_sample, evaluated, sample_of
+from lrl.training.samples import demonstrated_sample, sample_of
 from lrl.types import History, RandomKeys, Rollout, TurnBatch
 
 _ENVS, _TURNS = 16, 64

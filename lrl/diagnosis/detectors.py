@@ -23,7 +23,7 @@ _MIN_SHIFTED = 3
 _LOGPROB_TOLERANCE = {False: 2e-3, True: 0.5}
 """Largest difference of a log-probability in nats, by whether numbers of 16 bits take part."""
 _REDRAWN_BY_CHANCE = -8.0
-"""Logarithm of the probability below which tokens that other random numbers give are no coincidence."""
+"""Logarithm of the probability of tokens below which it is no coincidence that other random numbers give them."""
 _Z = 6.0
 """Number of standard errors from which a mean counts as different."""
 
@@ -219,8 +219,7 @@ def drawn_tokens(sample: Sample) -> Iterator[Finding]:
             yield sample.finding(
                 "random numbers are used again",
                 f"the tokens of {len(turns)} turns, such as those of {sample.place(turn)}, are those that the policy "
-                f"gives with random numbers by {sample.settings['random_keys'][explained[0]]}, so that other turns "
-                "have the same",
+                f"gives with random numbers that do not depend on {sample.settings['random_keys'][explained[0]]}",
                 "the random numbers of a token must depend on the collection, the environment and the time",
             )
             return
@@ -311,8 +310,11 @@ def recorded_values(sample: Sample) -> Iterator[Finding]:
         known = response_mask(sample) & sample["mask"] & np.isfinite(sample["plain_values"])
         place = _largest(sample["values"] - sample["plain_values"], known, tolerance)
         if place is not None:
+            later = np.roll(sample["plain_values"], -1, axis=1)
+            both = known & np.roll(known, -1, axis=1) & (np.arange(known.shape[1]) < known.shape[1] - 1)
+            shifted = both.any() and _largest(sample["values"] - later, both, tolerance) is None
             yield sample.finding(
-                "values are those of other tokens",
+                "values are those of other tokens" if shifted else "values are not those of the critic",
                 f"the value from which advantages are estimated is {sample['values'][place]:.4g}, and "
                 f"{sample['plain_values'][place]:.4g} in a separate forward pass ({sample.place(*place)})",
                 "the value of a token is computed from the hidden state that predicts the token",

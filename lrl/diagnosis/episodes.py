@@ -20,7 +20,7 @@ _IMPOSSIBLE = -25.0
 _MIN_TEXTS, _CHANCE = 30, 1e-6
 """Number of texts from which their numbers are compared with the observations; probability of a coincidence."""
 _WRONG_NUMBERS = 0.01
-"""Share of numbers in texts that are wrong from which it is no rounding."""
+"""Share of wrong numbers in texts that is too large for rounding."""
 _REMEDY = "compare the loop that plays the environments, and the wrappers of the environment"
 
 
@@ -180,8 +180,7 @@ def prompts(sample: Sample) -> Iterator[Finding]:
                 cause,
                 f"{what}, in {int((~sample[name]).sum())} of {len(sample)} turns ({sample.place(turn)}, "
                 f"observation {_short(sample.observations[turn])}, response {_short(sample.responses[turn])})",
-                "compare the prompt and the response of this turn with what the environment gave and got; "
-                "prompts longer than max_prompt_tokens are cut",
+                "compare the prompt and the response of this turn with what the environment gave and got",
                 confidence=0.9,
             )
 
@@ -358,7 +357,7 @@ def _wrong_numbers(shown: np.ndarray, native: np.ndarray, form: Mapping[str, Any
     turn, index = (int(place) for place in np.argwhere(wrong)[0])
     return (
         f"number {index} of an observation is {native[turn, index]:.4g} and is written as {shown[turn, index]:g} "
-        f"instead of {expected[turn, index]:.4g}, and so are {wrong.mean():.0%} of all numbers"
+        f"instead of {expected[turn, index]:.4g}; {wrong.mean():.0%} of all numbers are wrong"
     )
 
 

@@ -247,8 +247,8 @@ def smaller_steps(rate: float | None) -> str:
     return f"{known}, or model.optimizer.update_kl: 0.01, model.target_kl: 0.03, or fewer data.num_epochs"
 
 
-def _completeness(sample: Sample) -> Iterator[Finding]:
-    """Check that minibatches have all turns as they are, and that all weights are trained at the scheduled rate."""
+def _minibatches(sample: Sample) -> Iterator[Finding]:
+    """Check that the minibatches of each pass have all turns as they are, in a random order."""
     settings, collection = sample.settings, sample.collection
     if settings.get("mixed_turns"):
         yield sample.finding(
@@ -272,6 +272,20 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             "each pass over a collection must contain each turn once",
             confidence=0.95,
         )
+    if settings.get("order"):
+        kind = "of the collection" if settings["order"] == "recorded" else "of the pass before"
+        yield sample.finding(
+            "minibatches are not shuffled",
+            f"the minibatches of a pass over collection {collection} have the turns in the order {kind}",
+            "each pass over a collection must divide the turns at random, otherwise the turns of a minibatch are alike",
+            confidence=0.85,
+        )
+
+
+def _completeness(sample: Sample) -> Iterator[Finding]:
+    """Check that all turns and weights are trained, at the scheduled rate and with clipped gradients."""
+    settings, collection = sample.settings, sample.collection
+    yield from _minibatches(sample)
     yield from gradients(sample)
     norm, limit = settings.get("largest_gradient", 0.0), settings.get("gradient_clip_val")
     if limit and norm > 1.01 * limit:
@@ -281,14 +295,6 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
             f"trainer.gradient_clip_val is {limit:g}",
             "compare where gradients are clipped with where the optimiser steps",
             confidence=0.9,
-        )
-    if settings.get("order"):
-        kind = "of the collection" if settings["order"] == "recorded" else "of the pass before"
-        yield sample.finding(
-            "minibatches are not shuffled",
-            f"the minibatches of a pass over collection {collection} have the turns in the order {kind}",
-            "each pass over a collection must divide the turns at random, otherwise the turns of a minibatch are alike",
-            confidence=0.85,
         )
     yield from _step(sample)
     unchanged, count = settings.get("unchanged_weights", []), settings.get("num_weights", 0)
@@ -330,9 +336,9 @@ def _step(sample: Sample) -> Iterator[Finding]:
     expected = min(before, limit) if limit else before
     if before and after < 0.98 * expected:
         yield sample.finding(
-            "gradients are clipped to another norm",
-            f"in collection {collection} the norm of the gradients is {before:.3g}, and {after:.3g} after clipping, "
-            f"with trainer.gradient_clip_val {limit or 'null'}",
+            "gradients shrink before the optimiser step",
+            f"in collection {collection} the norm of the gradients is {before:.3g}, and {after:.3g} in the optimiser "
+            f"step, with trainer.gradient_clip_val {limit or 'null'}",
             "compare where gradients are clipped and changed between the backward pass and the optimiser step",
             confidence=0.9,
         )

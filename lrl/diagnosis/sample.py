@@ -58,12 +58,12 @@ class Sample:
       :mod:`lrl.training.environment_facts`;
     - ``left_gradient``, the largest gradient before the first backward pass of a minibatch; ``gradient_error``,
       ``gradient_factor`` and ``token_weights``, the comparison of the gradient of one minibatch with that of another
-      backward pass, see :func:`lrl.training.diagnosis.compared_gradients`; ``step_error`` and ``step_factor``, the
-      same for the optimiser step, see :func:`lrl.training.diagnosis.compared_step`;
+      backward pass, see :func:`lrl.training.recomputed.compared_gradients`; ``step_error`` and ``step_factor``, the
+      same for the optimiser step, see :func:`lrl.training.recomputed.compared_step`;
     - ``norms``, the norm of the gradients of that step before and after clipping; ``order``, ``recorded`` or
       ``repeated`` if the minibatches of a pass have the turns in the order of the collection or of the pass before;
-    - ``stop_kl``, the divergence of the first minibatch whose optimiser step was skipped, or of the last minibatch, and
-      ``stopped``, whether it was skipped.
+    - ``stop_kl``, the divergence of the minibatch after which the remaining ones are skipped, or of the last one, and
+      ``stopped``, whether any are skipped.
     """
     observations: Sequence[str]
     """Observation of each turn; empty if it is not a text."""
@@ -108,8 +108,8 @@ class Sample:
       ``drawn``, int64, the tokens that its distributions give with the random numbers of sampling, -1 where they are
       not computed;
     - ``drawn_by``, bool ``(turn, key)``, whether the tokens of the turn are those that the keys of random numbers in
-      ``settings["random_keys"]`` give; the first keys are the right ones, and the others, whose names say what they
-      depend on, are only tried for turns with other tokens.
+      ``settings["random_keys"]`` give; the first keys are the right ones, and the others, whose names say what they do
+      not depend on, are only tried for turns with other tokens.
     """
 
     def __getitem__(self, name: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import math
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import process_time
 from typing import Any, ParamSpec
@@ -18,15 +18,22 @@ import torch
 
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.detectors import SERIES_DETECTORS, diagnose_samples
-from lrl.diagnosis.losses import GRADIENT_ERROR, update
+from lrl.diagnosis.losses import update
 from lrl.diagnosis.metrics import diagnose_metrics, read_columns
 from lrl.diagnosis.sample import Finding, Sample, write_sample
 from lrl.functional.distributed import shards_parameters
-from lrl.lm.forward import without_gradient
 from lrl.ranges import PositiveInt, check_arguments
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
-from lrl.training.optimizer import OptimizerConfig
+from lrl.training.recomputed import (
+    WeightBefore,
+    compared_gradients,
+    compared_step,
+    gradient_norm,
+    moved_logprobs,
+    scheduled_rate,
+    weights_before,
+)
 from lrl.training.replay import Replay
 from lrl.training.samples import array_of, rows_of, sample_of
 from lrl.types import TurnBatch
@@ -38,11 +45,7 @@ _NORMS = 4
 _KEPT = 20
 """Number of samples that are held in memory."""
 _MIN_ROWS = 8
-"""Number of different turns from which an order of them is no coincidence."""
-_STEPPED = 8
-"""Number of tensors of weights, the smallest ones, whose optimiser step is computed again."""
-_COMPARED = 1_000_000
-"""Number of weights whose gradients are computed again, unless the first tensor has more."""
+"""Number of different turns of a collection below which their order may be a coincidence."""
 _SHARE = 0.015
 """Share of the processor time above which no further collections are recorded, after the first three."""
 ERRORS = "diagnosis_errors.txt"
@@ -105,7 +108,7 @@ class Diagnosis(L.Callback):
         """Hashes of the turns of each minibatch of a recorded collection, in order."""
         self._norm = 0.0
         """Norm of the gradients before clipping in the optimiser step that is compared."""
-        self._before: list[_Weight] = []
+        self._before: list[WeightBefore] = []
         """Some weights before the optimiser step on that minibatch."""
         self._minibatch: TurnBatch | None = None
         """The current minibatch, if its gradients are to be computed again."""
@@ -167,10 +170,11 @@ class Diagnosis(L.Callback):
             return
         assert isinstance(pl_module, GradientModule)
         batch, last = trainer.fit_loop.epoch_loop.batch_idx, int(trainer.num_training_batches) - 1
-        if pl_module.target_kl and "stopped" not in self._steps and (pl_module.skip_updates or batch == last):
+        ends = pl_module.skip_updates or batch == last
+        if pl_module.target_kl and ends and "stopped" not in self._steps and trainer.world_size == 1:
             assert self._batch is not None
             with trainer.precision_plugin.forward_context():
-                moved = _moved(pl_module, self._batch)[self._batch.response_mask].double()
+                moved = moved_logprobs(pl_module, self._batch)[self._batch.response_mask].double()
             self._steps |= {"stop_kl": float((moved.exp() - 1 - moved).mean()), "stopped": pl_module.skip_updates}
         if batch < _NORMS and batch % trainer.accumulate_grad_batches == 0:
             weights = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]
@@ -186,8 +190,8 @@ class Diagnosis(L.Callback):
         if batch is not None:
             assert isinstance(pl_module, GradientModule)
             self._steps |= compared_gradients(trainer, pl_module, batch)
-            self._before = _weights_before(trainer, pl_module)
-            self._norm = _norm(pl_module)
+            self._before = weights_before(trainer, pl_module)
+            self._norm = gradient_norm(pl_module)
 
     @_harmless
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -197,9 +201,9 @@ class Diagnosis(L.Callback):
             self._steps |= compared_step(before)
         if self._part is None or batch_idx >= _NORMS or trainer.accumulate_grad_batches > 1 or pl_module.skip_updates:
             return
-        norm = _norm(pl_module)
+        norm = gradient_norm(pl_module)
         self._gradient = max(self._gradient, norm)
-        if before:
+        if before and trainer.gradient_clip_algorithm != "value" and math.isfinite(self._norm):
             self._steps["norms"] = [self._norm, norm]
 
     @_harmless
@@ -209,7 +213,7 @@ class Diagnosis(L.Callback):
             return
         assert isinstance(pl_module, GradientModule)
         with trainer.precision_plugin.forward_context():
-            moved = array_of(_moved(pl_module, self._part))
+            moved = array_of(moved_logprobs(pl_module, self._part))
         sample = self.recorded.pop()
         sample = replace(sample, settings={**sample.settings, **self._of_updates(trainer, pl_module)})
         sample = replace(sample, arrays={**sample.arrays, "moved": moved})
@@ -226,8 +230,9 @@ class Diagnosis(L.Callback):
         data: Any = module.run_data
         rows, trained = Counter(self._rows), Counter(row for minibatch in self._order for row in minibatch)
         expected = Counter({row: count * data.num_epochs for row, count in rows.items()})
+        has_history = bool(getattr(getattr(module.policy, "prompt", None), "history", None))  # episodes stay together
         out: dict[str, Any] = {
-            "order": _order(self._order, self._rows, data.num_minibatches),
+            "order": "" if has_history else _order(self._order, self._rows, data.num_minibatches),
             "mixed_turns": sum(count for row, count in trained.items() if row not in rows),
             "largest_ratio_error": module.recorded_maximum("train/ratio_error_max"),
             "largest_gradient": self._gradient,
@@ -279,206 +284,6 @@ class Diagnosis(L.Callback):
         if finding.cause not in self._reported:
             self._reported.add(finding.cause)
             logging.getLogger("lrl").warning("%s: %s; %s", finding.cause, finding.evidence, finding.remedy)
-
-
-def scheduled_rate(optimizer: OptimizerConfig, step: int, steps: int) -> float | None:
-    """Return the learning rate after some optimiser steps; None if it does not follow from the configuration.
-
-    This is a second implementation of :func:`lrl.training.optimizer.learning_rate_factor`, with which it is compared.
-
-    Args:
-        optimizer: configuration of the optimiser.
-        step: number of steps so far.
-        steps: number of steps of the whole run.
-    """
-    if optimizer.factory is not None or optimizer.update_kl is not None:
-        return None
-    warmup = math.ceil(optimizer.warmup * steps)
-    if step < warmup:
-        return optimizer.lr * step / warmup
-    left = (steps - step) / max(steps - warmup, 1)
-    decay = {"constant": 1.0, "linear": left, "cosine": (1 - math.cos(math.pi * left)) / 2}
-    return optimizer.lr * decay[optimizer.schedule]
-
-
-def compared_gradients(trainer: L.Trainer, module: GradientModule, batch: TurnBatch) -> dict[str, Any]:
-    """Compute the gradient of some weights for a minibatch again, before the optimiser step.
-
-    Args:
-        trainer: trainer of the module.
-        module: module with the gradients.
-        batch: the minibatch.
-
-    Returns:
-        Empty in half precision or on several devices, and where an optimiser step has several minibatches. Else
-        ``gradient_error``, the norm of the difference from the gradient that the optimiser gets, as a share of the norm
-        of the new one, and ``gradient_factor``, the multiple of the new one that is nearest to the other. If they
-        differ, also ``token_weights``, see :func:`_token_weights`.
-    """
-    one_device = trainer.world_size == 1 and trainer.accumulate_grad_batches == 1
-    if not one_device or trainer.precision not in ("32-true", "64-true"):
-        return {}
-    if not len(batch) or not module.automatic_optimization:
-        return {}
-    weights, size = list[torch.nn.Parameter](), 0
-    groups = trainer.optimizers[0].param_groups
-    for weight in reversed([one for group in groups for one in group["params"] if one.requires_grad]):
-        if (weight.grad is None or weight.grad.any()) and (not weights or size + weight.numel() <= _COMPARED):
-            weights.append(weight)
-            size += weight.numel()
-    if not weights:
-        return {}
-    given = [torch.zeros_like(one) if one.grad is None else one.grad for one in weights]
-    used = torch.cat([one.cpu().double().reshape(-1) for one in given])
-    expected = _gradient(module, batch, weights, batch.response_mask)
-    norm = float(expected.norm())
-    if norm < 1e-7:  # rounding may be larger
-        return {}
-    out: dict[str, Any] = {
-        "gradient_error": float((used - expected).norm()) / norm,
-        "gradient_factor": float(used @ expected) / norm**2,
-    }
-    if out["gradient_error"] > GRADIENT_ERROR:
-        out["token_weights"] = _token_weights(module, batch, weights, used)
-    return out
-
-
-def _moved(module: GradientModule, batch: TurnBatch) -> torch.Tensor:
-    """Return how much log-probabilities of tokens have changed since they were sampled, ``(turn, token)``."""
-    logprobs = torch.zeros_like(batch.old_logprobs)
-    with without_gradient(module.policy):
-        for some in module.policy.passes(batch, False):
-            logprobs[some] = module.policy.evaluate(batch[some]).logprobs.to(logprobs.dtype)
-    return logprobs - batch.old_logprobs
-
-
-@dataclass(frozen=True)
-class _Weight:
-    """A weight before an optimiser step, with what AdamW knows about it."""
-
-    weight: torch.nn.Parameter
-    values: torch.Tensor
-    mean: torch.Tensor
-    square: torch.Tensor
-    count: int
-    rate: float
-    decay: float
-
-    def change(self) -> torch.Tensor:
-        """Return the change in a step of AdamW with its usual coefficients (arXiv:1711.05101), float64."""
-        assert self.weight.grad is not None
-        gradient = self.weight.grad.double()
-        mean = (0.9 * self.mean + 0.1 * gradient) / (1 - 0.9**self.count)
-        square = (0.999 * self.square + 0.001 * gradient.square()) / (1 - 0.999**self.count)
-        return -self.rate * (mean / (square.sqrt() + 1e-8) + self.decay * self.values)
-
-
-def _weights_before(trainer: L.Trainer, module: GradientModule) -> list[_Weight]:
-    """Return some small weights before an optimiser step.
-
-    Empty if the optimiser is not the AdamW of the configuration on one device in full precision.
-    """
-    config, optimizer = module.optimizer, trainer.optimizers[0]
-    one_device = trainer.world_size == 1 and trainer.accumulate_grad_batches == 1
-    if config.factory is not None or not one_device or trainer.precision not in ("32-true", "64-true"):
-        return []
-    out: list[_Weight] = []
-    groups = [(weight, float(group["lr"])) for group in optimizer.param_groups for weight in group["params"]]
-    trained = [(weight, rate) for weight, rate in groups if weight.grad is not None]
-    for weight, rate in sorted(trained, key=lambda one: one[0].numel())[:_STEPPED]:
-        values, state = weight.detach().double(), optimizer.state.get(weight, {})
-        mean, square = (
-            state[name].detach().double() if name in state else torch.zeros_like(values)
-            for name in ("exp_avg", "exp_avg_sq")
-        )
-        count = int(state.get("step", 0)) + 1
-        out.append(_Weight(weight, values.clone(), mean.clone(), square.clone(), count, rate, config.weight_decay))
-    return out
-
-
-def compared_step(before: Sequence[_Weight]) -> dict[str, float]:
-    """Compare the changes of some weights in an optimiser step with those of AdamW for the same gradients.
-
-    Args:
-        before: the weights, which have their gradients still.
-
-    Returns:
-        ``step_error``, the norm of the difference as a share of the norm of the expected change, and ``step_factor``,
-        the multiple of the expected change that is nearest to the actual one. Empty if hardly anything should change.
-    """
-    if not before or any(one.weight.grad is None for one in before):
-        return {}
-    actual = torch.cat([(one.weight.detach().double() - one.values).reshape(-1) for one in before])
-    expected = torch.cat([one.change().reshape(-1) for one in before])
-    size, values = float(expected.norm()), torch.cat([one.values.reshape(-1) for one in before])
-    if size <= 1e-5 * float(values.norm()):  # rounding may be larger
-        return {}
-    return {"step_error": float((actual - expected).norm()) / size, "step_factor": float(actual @ expected) / size**2}
-
-
-def _gradient(
-    module: GradientModule, batch: TurnBatch, weights: Sequence[torch.nn.Parameter], trained: torch.Tensor
-) -> torch.Tensor:
-    """Return the gradient of the loss of some tokens of a minibatch, float64 ``(number,)``.
-
-    Args:
-        module: module that is trained.
-        batch: the minibatch, over whose tokens the loss is averaged.
-        weights: the weights of the gradient.
-        trained: the tokens, bool ``(turn, token)``; the losses of others are 0.
-    """
-    sizes, total = (len(batch), batch.response_mask.sum()), [torch.zeros_like(one).float() for one in weights]
-    with torch.enable_grad():
-        for number, turns in enumerate(module.passes(batch)):
-            part = batch[turns]
-            evaluation = module.policy.evaluate(part, module.dropout_seed and module.dropout_seed + number)
-            tokens = module.loss(part, evaluation)
-            tokens = replace(tokens, loss=torch.where(trained[turns], tokens.loss, 0.0))
-            loss = module.reduced(tokens, part.response_mask | trained[turns], sizes)
-            for sum_of, gradient in zip(total, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
-                if gradient is not None:
-                    sum_of += gradient
-    return torch.cat([one.cpu().double().reshape(-1) for one in total])
-
-
-def _token_weights(
-    module: GradientModule, batch: TurnBatch, weights: Sequence[torch.nn.Parameter], used: torch.Tensor
-) -> dict[str, float]:
-    """Return the weights of some kinds of tokens in a gradient by least squares; empty if they do not explain it.
-
-    Kinds with hardly any gradient are left out. ``padding`` is the first position after a response.
-
-    Args:
-        module: module that is trained.
-        batch: the minibatch.
-        weights: the weights of the gradient.
-        used: the gradient that the optimiser gets, float64 ``(number,)``.
-    """
-    mask = batch.response_mask
-    place, length = mask.cumsum(1) - 1, mask.sum(1, keepdim=True)
-    kinds = {"padding": ~mask & (place.roll(1, 1) == length - 1) & mask.roll(1, 1)}
-    for start, from_start in enumerate(("first", "second", "later")):
-        for end, from_end in enumerate(("last", "second last", "earlier")):
-            here = (place.clamp(max=2) == start) & ((length - 1 - place).clamp(max=2) == end)
-            kinds[f"{from_start} and {from_end}"] = mask & here
-    parts = dict[str, torch.Tensor]()
-    for kind, tokens in kinds.items():
-        part = _gradient(module, batch, weights, tokens) if tokens.any() else None
-        if part is not None and part.isfinite().all():
-            parts[kind] = part
-    least = 0.05 * min(float(used.norm()), max(float(part.norm()) for part in parts.values()))
-    parts = {kind: part for kind, part in parts.items() if float(part.norm()) > least}
-    columns = torch.stack(list(parts.values()), 1)
-    solution = torch.linalg.lstsq(columns, used[:, None]).solution
-    if float((columns @ solution - used[:, None]).norm()) > GRADIENT_ERROR * float(used.norm()):
-        return {}
-    return dict(zip(parts, solution[:, 0].tolist(), strict=True))
-
-
-def _norm(module: L.LightningModule) -> float:
-    """Return the norm of the gradients of all weights, 0 without gradients."""
-    gradients = [weight.grad for weight in module.parameters() if weight.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
 
 def _order(minibatches: Sequence[list[int]], rows: list[int], of_pass: int) -> str:

@@ -161,7 +161,7 @@ def number_format(codec: TextCodec, space: Any) -> dict[str, Any] | None:
         ``offset``, ``factor``, ``low`` and ``high``, each a list with one entry per number, and ``error``: the text has
         ``(number - offset) * factor``, clipped to the bounds, up to the error.
     """
-    if not isinstance(codec, SpaceCodec) or not isinstance(space, spaces.Box):
+    if type(codec) is not SpaceCodec or not isinstance(space, spaces.Box):
         return None
     numbers, size = codec.numbers, int(np.prod(space.shape))
     pairs: Any = numbers.ranges or codec.metadata.observation_ranges

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass, replace
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,11 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.losses import PROBE, REFERENCE_PROBE
 from lrl.diagnosis.sample import Sample
 from lrl.envs.factory import GymnasiumEnvs
-from lrl.functional.random import token_bits
-from lrl.lm.decoding import DecodeLoop
-from lrl.lm.forward import without_gradient
-from lrl.lm.logprobs import sample_tokens
 from lrl.policies.policy import Policy
 from lrl.policies.text import TextPolicy
 from lrl.training.environment_facts import facts, named, starts
 from lrl.training.gradient_module import GradientModule
+from lrl.training.recomputed import draws_plainly, evaluated, plain, random_keys, spread_turns, texts
 from lrl.training.replay import Replay, final_values_of, replay
 from lrl.types import Evaluation, RandomKeys, Rollout, TurnBatch
 
@@ -47,6 +43,8 @@ _SETTINGS = (
 
 def rows_of(batch: TurnBatch) -> list[int]:
     """Return a hash of all numbers of each turn."""
+    if not len(batch):
+        return []
     fields = [tensor for tensor in batch.fields().values() if isinstance(tensor, Tensor)]
     arrays = [array_of(tensor.reshape(len(batch), -1)) for tensor in (*batch.inputs.values(), *fields)]
     flat = np.concatenate([np.ascontiguousarray(array).view(np.uint8) for array in arrays], axis=1)
@@ -122,7 +120,7 @@ def demonstrated_sample(module: GradientModule, batch: TurnBatch) -> Sample:
     pieces: list[list[str]] = []
     if isinstance(policy, TextPolicy):
         ids = arrays["ids"] = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]]
-        arrays |= plain(policy, batch, _spread(len(batch), _PLAIN_TURNS))
+        arrays |= plain(policy, batch, spread_turns(len(batch), _PLAIN_TURNS))
         arrays |= evaluated(policy, batch)
         arrays["logprobs"] = arrays["evaluated"]
         pieces = _pieces(policy, ids)
@@ -173,44 +171,47 @@ def take_sample(
     part = batch[turns]
     part_on_device = part.to(module.device)
     tokens = part.inputs.get("response_ids")
-    is_text = isinstance(module.policy, TextPolicy) and tokens is not None
     arrays = _recorded(rollout, part, times, columns)
     arrays["by_index"] = by_index[columns]
     arrays |= probes(module, part_on_device)
     arrays |= evaluated(module.policy, part_on_device)
     arrays |= reported(rollout, turns, times, columns)
     pieces: list[list[str]] = []
-    keys: dict[str, RandomKeys] = {}
+    keys, settings = dict[str, RandomKeys](), settings_of(module)
     cells = list(zip(times.tolist(), columns.tolist(), strict=True))
     observations = [str(rollout.observations[time][env]) for time, env in cells]
     actions = [rollout.responses[time][env] for time, env in cells]
-    if is_text:
-        assert tokens is not None
-        assert isinstance(module.policy, TextPolicy)
+    if isinstance(module.policy, TextPolicy) and tokens is not None:
         arrays["ids"] = tokens[:, : part.response_mask.shape[1]]
-        compared = _spread(len(part), _PLAIN_TURNS)
-        if seed is not None and _draws_plainly(module.policy):
-            keys = _random_keys(rollout, times[compared], columns[compared], seed, collection)
+        compared = spread_turns(len(part), _PLAIN_TURNS)
+        if seed is not None and draws_plainly(module.policy) and not settings["half_precision"]:
+            keys = random_keys(rollout, times[compared], columns[compared], seed, collection)
+            settings["random_keys"] = list(keys)
         arrays |= plain(module.policy, part_on_device, compared, list(keys.values()))
         arrays |= texts(module.policy, part, observations, actions, system)
         pieces = _pieces(module.policy, tokens[:, : part.response_mask.shape[1]])
     sample = Sample(
         collection=collection,
-        settings=settings_of(module) | ({"random_keys": list(keys)} if keys else {}),
+        settings=settings,
         observations=observations,
         responses=[str(action) for action in actions],
         pieces=pieces,
         arrays={name: array_of(tensor) for name, tensor in arrays.items() if tensor is not None},
     )
-    if again is not None and "origin" in sample:
-        try:
-            replayed, after = replay(sample, actions, again)
-        except Exception as error:  # a second environment must not end the run
-            logging.getLogger("lrl").warning("episodes are not played again, because this failed: %s", error)
-            return sample, part_on_device
-        replayed["replay_final_values"] = final_values_of(module.policy, sample, after)
-        sample = replace(sample, arrays={**sample.arrays, **replayed})
-    return sample, part_on_device
+    return _replayed(module.policy, sample, actions, again), part_on_device
+
+
+def _replayed(policy: Policy, sample: Sample, actions: Sequence[Any], again: Replay | None) -> Sample:
+    """Return a sample with what its episodes give when they are played again."""
+    if again is None or "origin" not in sample:
+        return sample
+    try:
+        replayed, after = replay(sample, actions, again)
+    except Exception as error:  # a second environment must not end the run
+        logging.getLogger("lrl").warning("episodes are not played again, because this failed: %s", error)
+        return sample
+    replayed["replay_final_values"] = final_values_of(policy, sample, after)
+    return replace(sample, arrays={**sample.arrays, **replayed})
 
 
 def _recorded(rollout: Rollout, part: TurnBatch, times: Tensor, columns: Tensor) -> dict[str, Tensor | None]:
@@ -233,41 +234,6 @@ def _recorded(rollout: Rollout, part: TurnBatch, times: Tensor, columns: Tensor)
         "returns": part.returns,
         "ref_logprobs": part.ref_logprobs,
     }
-
-
-def _spread(turns: int, limit: int) -> list[int]:
-    """Return the indices of at most ``limit`` turns at equal distances, with the first and the last."""
-    return sorted({round(index) for index in np.linspace(0, turns - 1, min(limit, turns))})
-
-
-def _draws_plainly(policy: TextPolicy) -> bool:
-    """Return whether each token is drawn from the whole distribution, so that it follows from its random number."""
-    return type(policy.generator) is DecodeLoop and policy.sampling.top_k is None and policy.sampling.top_p is None
-
-
-def _random_keys(rollout: Rollout, times: Tensor, columns: Tensor, seed: int, collection: int) -> dict[str, RandomKeys]:
-    """Return the keys of the random numbers of some turns, and those of mistakes that give other turns the same ones.
-
-    Args:
-        rollout: the collection.
-        times: times of the turns, int64 ``(row,)``.
-        columns: environments of the turns, int64 ``(row,)``.
-        seed: seed of the run.
-        collection: index of the collection.
-
-    Returns:
-        The right keys first, and the others by what they depend on.
-    """
-    env, time, group = columns.numpy(), times.numpy(), rollout.group[columns].numpy()
-    size = int((rollout.group == rollout.group[0]).sum())
-    envs = {"": env, "the index in the group": env % size, "the group": group, "no environment": 0 * env}
-    turns = {"": time, "the turn of the episode": rollout.turn[times, columns].numpy(), "no turn": 0 * time}
-    out = dict[str, RandomKeys]()
-    for number in sorted({collection, 0}, reverse=True):
-        for (of_env, one), (of_turn, other) in product(envs.items(), turns.items()):
-            name = ", ".join(filter(None, [of_env, of_turn, "" if number == collection else "no collection"]))
-            out[name] = RandomKeys(seed=seed, purpose="rollout", collection=number, env=one, turn=other)
-    return out
 
 
 def _chosen_envs(rollout: Rollout, limit: int) -> tuple[Tensor, Tensor]:
@@ -424,117 +390,3 @@ def reported(rollout: Rollout, turns: Tensor, times: Tensor, columns: Tensor) ->
         spread[ends] = success.double().cpu()
         out["success"] = spread[times, columns]
     return out
-
-
-def texts(
-    policy: TextPolicy, batch: TurnBatch, observations: Sequence[str], responses: Sequence[str], system: str = ""
-) -> dict[str, Tensor | None]:
-    """Return whether prompts contain the observation and the system message, and tokens are the response.
-
-    Each is bool ``(turn,)``.
-    """
-    tokenizer = policy.language_model.tokenizer
-    ids, mask = batch.inputs["response_ids"].tolist(), batch.inputs["prompt_mask"]
-    lengths = _sampled_lengths(policy, batch)
-    in_prompt, decoded, with_system = list[bool](), list[bool](), list[bool]()
-
-    def squeezed(text: str) -> str:
-        return "".join(str(tokenizer.tokenizer.decode(tokenizer.encode_observation(text))).split())
-
-    message = squeezed(system)
-    for turn, (observation, response) in enumerate(zip(observations, responses, strict=True)):
-        prompt = str(tokenizer.tokenizer.decode(batch.inputs["prompt_ids"][turn][mask[turn]].tolist()))
-        seen = "".join(prompt.split())
-        in_prompt.append(squeezed(observation) in seen)  # unknown characters are replaced in both
-        with_system.append(message in seen)
-        decoded.append(tokenizer.response_text(ids[turn][: lengths[turn]]) == response)
-    found = {"in_prompt": in_prompt, "decoded": decoded, "with_system": with_system}
-    return {name: torch.tensor(values) for name, values in found.items()}
-
-
-def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
-    """Return the number of sampled tokens of each turn: up to the first that ends a response, or all trained ones."""
-    ids, mask = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]], batch.response_mask
-    stops = torch.tensor(sorted(policy.language_model.tokenizer.stop_ids(policy.stop_text)), device=ids.device)
-    ends, place = torch.isin(ids, stops), torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    return torch.where(ends.any(1), ends.int().argmax(1) + 1, (mask * place).amax(1)).tolist()
-
-
-def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
-    """Return what training computes before the first optimiser step, each ``(turn, token)``; see :class:`Sample`."""
-    shape = batch.response_mask.shape
-    names = ("logprobs", "entropy", "values")
-    out: dict[str, Tensor | None] = dict.fromkeys(names)
-    with without_gradient(policy):
-        for some in policy.passes(batch, False):
-            part = policy.evaluate(batch[some])
-            for name in names:
-                computed = getattr(part, name)
-                if computed is not None:
-                    whole = out[name]
-                    whole = torch.zeros(shape, dtype=torch.float64) if whole is None else whole
-                    whole[some.cpu()] = computed.double().cpu()
-                    out[name] = whole
-    return {"evaluated": out["logprobs"], "entropy": out["entropy"], "evaluated_values": out["values"]}
-
-
-@torch.no_grad()
-def plain(
-    policy: TextPolicy, batch: TurnBatch, turns: Sequence[int], keys: Sequence[RandomKeys] = ()
-) -> dict[str, Tensor | None]:
-    """Compute log-probabilities and entropies by one forward pass per turn, without padding, caches or shared rows.
-
-    Args:
-        policy: policy whose weights have not changed since the turns were sampled.
-        batch: the turns.
-        turns: indices of the turns that are computed; the others get NaN.
-        keys: keys of the random numbers of these turns, and others that are tried for turns with other tokens; empty
-            draws no tokens.
-
-    Returns:
-        ``plain_logprobs``, ``next_logprobs``, ``previous_logprobs``, ``plain_entropy`` and ``plain_values``, float64
-        ``(turn, token)``, the last NaN without a critic or if it has its own adapter,
-        ``drawn``, int64, and ``drawn_by``, bool ``(turn, key)``, see :class:`Sample`.
-    """
-    width = batch.response_mask.shape[1]
-    logprobs = torch.full(batch.response_mask.shape, torch.nan, dtype=torch.float64)
-    entropy, values, drawn = logprobs.clone(), logprobs.clone(), torch.full(logprobs.shape, -1)
-    by = torch.zeros(len(batch), len(keys), dtype=torch.bool)
-    shifted, bits = {1: logprobs.clone(), -1: logprobs.clone()}, [token_bits(one, width) for one in keys]
-    lengths = _sampled_lengths(policy, batch)
-    head = None if policy.language_model.has_critic_adapter else policy.value_head
-    model: Any = policy.language_model.model
-    was_training = model.training
-    model.eval()
-    try:
-        for number, turn in enumerate(turns):
-            prompt = batch.inputs["prompt_ids"][turn][batch.inputs["prompt_mask"][turn]]
-            response = batch.inputs["response_ids"][turn, :width]
-            ids = torch.cat([prompt, response])[None]
-            out = model(input_ids=ids, use_cache=False, output_hidden_states=head is not None)
-            logits = out.logits[0, len(prompt) - 1 : -1].double()
-            if head is not None:
-                states = out.hidden_states[-1][0, len(prompt) - 1 : -1]
-                values[turn] = head.layers(states.to(next(head.parameters()).dtype))[:, 0].cpu()
-            of_all = torch.log_softmax(logits / policy.sampling.temperature, -1)
-            for index, one in enumerate(bits):
-                tokens = sample_tokens(of_all.float(), one[number].to(of_all.device))
-                drawn[turn] = tokens.cpu() if index == 0 else drawn[turn]
-                by[turn, index] = torch.equal(tokens[: lengths[turn]], response[: lengths[turn]])
-                if by[turn, 0]:
-                    break
-            logprobs[turn] = of_all.gather(-1, response[:, None])[:, 0].cpu()
-            for offset, of_other in shifted.items():
-                of_other[turn] = of_all.gather(-1, response.roll(-offset)[:, None])[:, 0].cpu()
-            entropy[turn] = -(of_all.exp() * of_all).sum(-1).cpu()
-    finally:
-        model.train(was_training)
-    return {
-        "plain_logprobs": logprobs,
-        "next_logprobs": shifted[1],
-        "previous_logprobs": shifted[-1],
-        "plain_entropy": entropy,
-        "plain_values": values,
-        "drawn": drawn if keys else None,
-        "drawn_by": by if keys else None,
-    }

@@ -27,6 +27,8 @@ from lrl.diagnosis.sample import Sample
 from lrl.envs.frozen_lake import ExpertQRows
 from lrl.prompts import RESPONSE_FORMATS
 from lrl.training.environment_facts import _of_rows, misread, named, number_format
+from lrl.training.recomputed import spread_turns
+from lrl.training.replay import _whole_episodes
 from lrl.training.samples import _chosen_envs, _configured
 
 
@@ -401,3 +403,16 @@ def test_groups_with_invalid_responses_are_recorded():
     rollout.group, rollout.cut, rollout.lengths = torch.arange(8) // 2, ones == 0, ones[0]
     chosen, by_index = _chosen_envs(rollout, 4)
     assert (chosen.nonzero()[:, 0].tolist(), by_index.nonzero()[:, 0].tolist()) == ([0, 1, 6, 7], [0, 1])
+    rollout.cut = (torch.arange(8) == 4)[None]
+    assert _chosen_envs(rollout, 4)[0].nonzero()[:, 0].tolist() == [0, 1, 4, 5]
+
+
+def test_last_episodes_are_played_again_before_the_others():
+    turns = np.array([0, 1, 0, 1, 0, 1, 0, 0])
+    one = sample({}, env=np.repeat([0, 1], [6, 2]), turn=turns, time=np.array([*range(6), *range(2)]))
+    assert [episode.tolist() for episode in _whole_episodes(one)] == [[0, 1], [6], [4, 5], [7], [2, 3]]
+
+
+def test_compared_turns_are_spread_over_the_sample():
+    assert spread_turns(15, 8) == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert spread_turns(3, 8) == [0, 1, 2]

@@ -15,16 +15,19 @@ import lrl.training.collect
 import lrl.training.diagnosis
 import lrl.training.gradient_module
 import lrl.training.optimizer
+from lrl.codecs.numbers import BinCodec, NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.credit import _distance
 from lrl.diagnosis.metrics import diagnose, diagnose_metrics
-from lrl.diagnosis.sample import Sample
+from lrl.diagnosis.sample import Sample, read_samples
+from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.native import NativeEnv
 from lrl.functional.distributions import Categorical
 from lrl.lm.decoding import DecodeLoop
 from lrl.lm.heads import ValueHead
 from lrl.lm.model import LanguageModel
 from lrl.policies.text import TextPolicy
+from lrl.prompts import PromptTemplate
 from lrl.training.collect import CollectionPlan
 from lrl.training.diagnosis import Diagnosis
 from lrl.training.gradient_module import GradientModule
@@ -35,15 +38,27 @@ RUNS = {
     "episodes": lambda folder: grpo(folder, kl={"coef": 0.0}, optimizer={"lr": 1e-3}),
     "continuing": lambda folder: ppo(folder, kl={"coef": 0.0, "target": None}, credit={"kind": "turn"}),
     "network": network,
-    "limited": lambda folder: network(folder, target_kl=0.003),
+    "limited": lambda folder: network(folder, target_kl=1e-4),
+    "history": lambda folder: ppo(folder, history=3, credit={"kind": "turn"}),
+    "described": lambda folder: grpo(folder, model={"system": "RIGHT user DOWN"}),
+    "numbers": lambda folder: ppo(folder, credit={"kind": "turn"}),
 }
+SETTINGS = {"history": {"num_envs": 1, "num_steps": 16}}
+TASKS = {"limited": "network", "history": "continuing", "described": "prompts"}
 NESTED = {kind: {"kind": kind, "normalise": kind != "nested"} for kind in ("nested", "token")}
 
 
-def causes(root, folder, kind, collections):
+def data_of(kind):
+    if kind == "numbers":
+        env = GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers"), max_invalid=3, max_episode_steps=6)
+        return RolloutDataModule(env, num_envs=12, num_steps=4, num_epochs=2, num_minibatches=2)
+    return rollout_data(TASKS.get(kind, kind), **SETTINGS.get(kind, {}))
+
+
+def causes(root, folder, kind, collections, **settings):
     """Train on a tiny task, and return the causes that are found, the most certain first."""
-    trainer = make_trainer(root, Diagnosis(), max_epochs=collections)
-    trainer.fit(RUNS[kind](folder), rollout_data("network" if kind == "limited" else kind))
+    trainer = make_trainer(root, Diagnosis(), max_epochs=collections, **settings)
+    trainer.fit(RUNS[kind](folder), data_of(kind))
     return [finding.cause for finding in diagnose(root)]
 
 
@@ -55,6 +70,18 @@ def tiny_folder(tmp_path_factory):
 @pytest.mark.parametrize("kind", list(RUNS))
 def test_a_healthy_run_has_no_findings(kind, tiny_folder, tmp_path):
     assert causes(tmp_path, tiny_folder, kind, collections=3) == []
+
+
+def test_updates_that_stop_early_are_measured(tiny_folder, tmp_path):
+    assert causes(tmp_path, tiny_folder, "limited", collections=2) == []
+    assert [sample.settings["stopped"] for sample in read_samples(tmp_path)] == [True, True]
+
+
+@pytest.mark.parametrize("limit", [1e-3, 10.0])
+@pytest.mark.parametrize("by", ["norm", "value"])
+def test_gradients_may_be_clipped(limit, by, tiny_folder, tmp_path):
+    settings = {"gradient_clip_val": limit, "gradient_clip_algorithm": by}
+    assert causes(tmp_path, tiny_folder, "network", collections=2, **settings) == []
 
 
 @pytest.mark.parametrize("kind", list(NESTED))
@@ -170,6 +197,11 @@ def scaled(factor):
 def of_next_token(old):
     """Compare the logits at a position with the token after the next."""
     return lambda self, samples: old(self, samples.roll(-1, 1) if samples.ndim == 2 else samples)
+
+
+def of_upper_bound(codec):
+    """Return a factor that is too large for numbers whose range begins below 0."""
+    return 999 / codec.high
 
 
 def times_a_tenth(module, *args, **settings):
@@ -301,6 +333,11 @@ MISTAKES = {
         "network",
         [(torch.optim.AdamW, "step", lambda old: lambda self, closure=None: [old(self, closure), old(self)][0])],
     ),
+    "prompts do not contain the system message": (
+        "described",
+        [(PromptTemplate, "messages", lambda old: lambda self, *args: old(self, *args)[1:])],
+    ),
+    "observations do not show the state": ("numbers", [(BinCodec, "_scale", lambda old: property(of_upper_bound))]),
     "minibatches are not shuffled": (
         "network",
         [(RolloutDataModule, "_order", lambda old: lambda self, batch, epoch, collection: torch.arange(len(batch)))],
@@ -309,7 +346,7 @@ MISTAKES = {
         "network",
         [(RolloutDataModule, "_order", lambda old: lambda self, batch, epoch, collection: old(self, batch, 0, 0))],
     ),
-    "gradients are clipped to another norm": (
+    "gradients shrink before the optimiser step": (
         "network",
         [(GradientModule, "configure_gradient_clipping", lambda old: times_a_tenth)],
     ),
@@ -407,7 +444,7 @@ def test_the_diagnosis_does_not_change_the_weights(kind, tiny_folder, tmp_path):
     weights = []
     for name, callbacks in {"with": [Diagnosis()], "without": []}.items():
         module = RUNS[kind](tiny_folder)
-        make_trainer(tmp_path / name, *callbacks, max_epochs=2).fit(module, rollout_data(kind))
+        make_trainer(tmp_path / name, *callbacks, max_epochs=2).fit(module, data_of(kind))
         weights.append(torch.cat([weight.detach().reshape(-1) for weight in module.parameters()]))
     assert torch.equal(*weights)
 
