@@ -135,6 +135,8 @@ CATEGORIES = {
         "tokens are sampled from another distribution",
         "ratio does not depend on the policy",
         "ratio is inverted",
+        "ratios are those of whole responses",
+        "wrong surrogate objective",
         "sampling and training disagree",
     ),
     "H": (
@@ -163,6 +165,7 @@ CATEGORIES = {
         "gradients have the wrong size",
         "gradients are not those of the minibatch",
         "wrong surrogate objective",
+        "ratios are those of whole responses",
         "tokens have wrong weights in the loss",
         "learning rate does not follow its schedule",
         "weights do not follow the optimiser",

@@ -61,6 +61,16 @@ def inverts_ratio(sample: Sample) -> bool:
     return bool(fits) and all(fits) and any(expected)
 
 
+def _multiplies_ratios(sample: Sample) -> bool:
+    """Return whether the ratio of each token is the product of the ratios of all tokens of its response."""
+    number = np.broadcast_to(sample["mask"].sum(1, keepdims=True), sample["mask"].shape)
+    known = sample["mask"] & (sample["advantages"] < 0) & (sample["surrogate"] != 0)  # large ratios are not clipped
+    if not known.any() or number[known].max() < 2:
+        return False
+    factors = sample["surrogate_above"][known] / sample["surrogate"][known]
+    return float(np.abs(factors / np.exp(PROBE * number[known]) - 1).max()) < 0.02
+
+
 def surrogate(sample: Sample) -> Iterator[Finding]:
     """Check how the gradient of the surrogate depends on the ratio: proportional to it, and 0 where it is clipped."""
     clipped = _clips(sample)
@@ -91,6 +101,9 @@ def surrogate(sample: Sample) -> Iterator[Finding]:
             cause = "ratios are clipped on the wrong side"
             remedy = "min(r A, clip(r) A) clips large ratios only for positive advantages, and small ones only for "
             remedy += "negative advantages"
+        elif _multiplies_ratios(sample):
+            cause = "ratios are those of whole responses"
+            remedy = "the ratio of a token must not contain the log-probabilities of the other tokens of its response"
         else:
             cause, remedy = "wrong surrogate objective", "compare the loss with the formula of the algorithm"
         yield sample.finding(

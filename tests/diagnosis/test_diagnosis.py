@@ -190,6 +190,10 @@ def inverted(old):
     return lambda ratio, *rest: old(1 / ratio, *rest)
 
 
+def of_responses(old):
+    return lambda ratio, *rest: old(ratio.prod(-1, keepdim=True).expand_as(ratio), *rest)
+
+
 def scaled(factor):
     return lambda old: lambda self, loss, *args, **kw: old(self, factor * loss, *args, **kw)
 
@@ -250,6 +254,7 @@ MISTAKES = {
     ),
     "ratios are not clipped": ("network", [(lrl.algorithms.ppo, "clipped_surrogate", without_clip)]),
     "ratio does not depend on the policy": ("network", [(GradientModule, "step", recomputed)]),
+    "ratios are those of whole responses": ("continuing", [(lrl.algorithms.ppo, "clipped_surrogate", of_responses)]),
     "ratio is inverted": ("network", [(lrl.algorithms.ppo, "clipped_surrogate", inverted)]),
     "gradients accumulate over minibatches": (
         "network",
