@@ -399,13 +399,15 @@ def test_a_directory_that_cannot_be_written_to_is_named_in_a_sentence(launch, tm
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no disk that is always full")
 def test_a_full_disk_does_not_print_a_traceback_for_every_line_of_the_log(tmp_path, capsys):
     (tmp_path / "run.log").symlink_to("/dev/full")
-    log = logging.getLogger("lrl")
+    logs = [logging.getLogger(name) for name in ("lrl", "py.warnings")]
     RunDirectory(tmp_path, ())._begin(quiet=True)
     try:
-        log.warning("one line")
+        logs[0].warning("one line")
     finally:
-        for handler in log.handlers:
-            handler.stream = None  # nothing is left to be flushed at exit
+        for log in logs:
+            for handler in [*log.handlers]:
+                handler.stream = None  # nothing is left to be flushed at exit
+                log.removeHandler(handler)  # it would open the file again in later tests
     os.environ.pop("LRL_RUN_DIRECTORY")
     assert capsys.readouterr().err == ""
 
