@@ -174,7 +174,7 @@ class Diagnosis(L.Callback):
         if pl_module.target_kl and ends and "stopped" not in self._steps and trainer.world_size == 1:
             assert self._batch is not None
             with trainer.precision_plugin.forward_context():
-                moved = moved_logprobs(pl_module, self._batch)[self._batch.response_mask].double()
+                moved = moved_logprobs(pl_module, self._batch)[self._batch.response_mask.cpu()]
             self._steps |= {"stop_kl": float((moved.exp() - 1 - moved).mean()), "stopped": pl_module.skip_updates}
         if batch < _NORMS and batch % trainer.accumulate_grad_batches == 0:
             weights = [weight for group in trainer.optimizers[0].param_groups for weight in group["params"]]

@@ -67,7 +67,10 @@ def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
 
 
 def evaluated(policy: Policy, batch: TurnBatch) -> dict[str, Tensor | None]:
-    """Return what training computes before the first optimiser step, each ``(turn, token)``; see :class:`Sample`."""
+    """Return log-probabilities, entropies and values of the current weights, float64 ``(turn, token)``, on the CPU.
+
+    See :class:`~lrl.diagnosis.sample.Sample` for their names.
+    """
     shape = batch.response_mask.shape
     names = ("logprobs", "entropy", "values")
     out: dict[str, Tensor | None] = dict.fromkeys(names)
@@ -157,7 +160,7 @@ def draws_plainly(policy: TextPolicy) -> bool:
 
 
 def random_keys(rollout: Rollout, times: Tensor, columns: Tensor, seed: int, collection: int) -> dict[str, RandomKeys]:
-    """Return the keys of the random numbers of some turns, and wrong ones, which are the same for several turns.
+    """Return the right keys of the random numbers of some turns, and wrong keys, which several turns share.
 
     Args:
         rollout: the collection.
@@ -186,12 +189,10 @@ def random_keys(rollout: Rollout, times: Tensor, columns: Tensor, seed: int, col
 
 
 def moved_logprobs(module: GradientModule, batch: TurnBatch) -> Tensor:
-    """Return how much log-probabilities of tokens have changed since they were sampled, ``(turn, token)``."""
-    logprobs = torch.zeros_like(batch.old_logprobs)
-    with without_gradient(module.policy):
-        for some in module.policy.passes(batch, False):
-            logprobs[some] = module.policy.evaluate(batch[some]).logprobs.to(logprobs.dtype)
-    return logprobs - batch.old_logprobs
+    """Return how much log-probabilities of tokens have changed since they were sampled, float64 ``(turn, token)``."""
+    logprobs = evaluated(module.policy, batch)["evaluated"]
+    assert logprobs is not None
+    return logprobs - batch.old_logprobs.double().cpu()
 
 
 # -- gradients and optimiser steps -------------------------------------------------------------------------------------
