@@ -147,13 +147,17 @@ def critic(columns: Columns) -> Iterator[Finding]:
 def exploration(columns: Columns) -> Iterator[Finding]:
     """Detect a policy that is deterministic or becomes random, or groups that agree, before the task is solved."""
     entropy = columns.get("train/entropy", np.zeros(0))
-    if len(entropy) >= 2 * _WINDOW and not _solved(columns) and _last(entropy) < 0.05 * _first(entropy):
+    # The entropy of a Gaussian has no lowest value.
+    spread, what, unit = columns.get("train/std"), "standard deviation of the actions", ""
+    if spread is None:
+        spread, what, unit = entropy, "entropy", " nats per token"
+    if len(spread) >= 2 * _WINDOW and not _solved(columns) and _last(spread) < 0.05 * _first(spread):
         yield Finding(
             cause="entropy collapsed",
-            evidence=f"the entropy fell from {_first(entropy):.3g} to {_last(entropy):.2g} nats per token",
+            evidence=f"the {what} fell from {_first(spread):.3g} to {_last(spread):.2g}{unit}",
             remedy="a larger ent_coef or kl.coef, or a smaller learning rate",
             confidence=0.6,
-            collection=int(np.argmax(entropy < 0.05 * _first(entropy))),
+            collection=int(np.argmax(spread < 0.05 * _first(spread))),
             severity="warning",
         )
     returns = columns.get("rollout/return", np.zeros(0))
@@ -169,15 +173,15 @@ def exploration(columns: Columns) -> Iterator[Finding]:
                 collection=int(np.argmax(entropy > start + _RISE)),
                 severity="warning",
             )
-    spread = columns.get("rollout/group_return_std", np.zeros(0))
-    if len(spread) >= 2 * _WINDOW and not _solved(columns) and _last(spread) < 1e-3:
+    deviations = columns.get("rollout/group_return_std", np.zeros(0))
+    if len(deviations) >= 2 * _WINDOW and not _solved(columns) and _last(deviations) < 1e-3:
         yield Finding(
             cause="groups are dead",
             evidence="the episodes of each group have the same return, so that all advantages are 0 "
-            f"(rollout/group_return_std {_last(spread):.1g})",
+            f"(rollout/group_return_std {_last(deviations):.1g})",
             remedy="a larger group_size, an entropy bonus, other start states, or a reward with more levels",
             confidence=0.7,
-            collection=int(np.argmax(spread < 1e-3)),
+            collection=int(np.argmax(deviations < 1e-3)),
             severity="warning",
         )
 

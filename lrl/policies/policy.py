@@ -15,6 +15,7 @@ from lrl.codecs.codec import TextCodec
 from lrl.lm.config import LanguageModelConfig
 from lrl.lm.forward import without_gradient
 from lrl.lm.heads import (
+    ActionHead,
     RunningStatistics,
     ValueHead,
     ValueHeadConfig,
@@ -399,6 +400,11 @@ class Policy(Actor):
         """
         raise ValueError(f"model.policy is a {type(self).__name__}, which does not act natively.")
 
+    @property
+    def action_std(self) -> Tensor | None:
+        """The standard deviations ``(dimension,)`` of the Gaussian from which actions are sampled, if it is one."""
+        return None
+
 
 class NativePolicy(Policy):
     """Abstract base class of policies with native actions, whose critic is a separate network on observations.
@@ -406,11 +412,13 @@ class NativePolicy(Policy):
     Attributes:
         critic: the value network; None before :meth:`configure`, and if there is none.
         norm: normalisation of the critic's inputs; set by :meth:`configure`.
+        head: the action distribution; set by :meth:`configure`.
         spaces: observation space and action space; set by :meth:`connect_spaces`.
     """
 
     demonstration_losses = ("completion",)
     norm: nn.Module
+    head: ActionHead
 
     def __init__(self) -> None:
         super().__init__()
@@ -421,6 +429,11 @@ class NativePolicy(Policy):
     def response_format(self) -> None:
         """None: actions are native."""
         return None
+
+    @property
+    def action_std(self) -> Tensor | None:
+        """The standard deviations ``(dimension,)`` of the Gaussian from which actions are sampled, if it is one."""
+        return None if self.head.log_std is None else self.head.log_std.detach().exp()
 
     def vectors(self, observations: Sequence[Any], network: Any) -> Tensor:
         """Return observations as a tensor ``(row, size)``.

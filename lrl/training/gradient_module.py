@@ -463,6 +463,8 @@ class GradientModule(PolicyModule, ABC):
         """Log once per collection, and measure the update of a collection that a limit such as ``max_steps`` ended."""
         if self.trainer.fit_loop.epoch_loop.batch_progress.current.ready < self.trainer.num_training_batches:
             self._measure_update()
+        if (std := self.policy.action_std) is not None:
+            self.record("train/std", std.full_tensor() if isinstance(std, DTensor) else std)
         super().on_train_epoch_end()
 
     def publish_training(self) -> None:

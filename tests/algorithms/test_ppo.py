@@ -279,6 +279,8 @@ def test_statistics_of_observations_change_between_collections_only(tmp_path):
     assert policy.norm.counting[0, 0] == 2 * 64 and policy.norm.learned[0, 0] == 3 * 64
     for _, row in trainer.logger.rows:
         assert row["train/ratio_error"] < 0.5 and row.get("rollout/return", -1) < 0
+    stds = [row["train/std"] for _, row in trainer.logger.rows if "train/std" in row]
+    assert len(set(stds)) == 3 and stds[-1] == pytest.approx(policy.head.log_std.exp().mean().item())
     seen = data.rollout.inputs["observation"].flatten(0, 1)
     assert seen.std(0).max() > 1.5 * policy.norm(seen).std(0).max()
 

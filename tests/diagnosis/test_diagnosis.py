@@ -396,6 +396,7 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
         ({"train/explained_variance": [-1.0] * 20}, "critic is harmful"),
         ({"train/explained_variance": [0.0] * 20}, "critic learns nothing"),
         ({"train/entropy": [1.0] * 5 + [0.01] * 5}, "entropy collapsed"),
+        ({"train/entropy": [8.5] * 5 + [-16.0] * 5, "train/std": [1.0] * 5 + [0.01] * 5}, "entropy collapsed"),
         ({"train/entropy": [0.4] * 5 + [1.5] * 5, "rollout/return": [0.2, 0.3] * 5}, "entropy rises"),
         ({"train/entropy": [0.4] * 5 + [1.5] * 5, "rollout/return": [0.0] * 10}, "entropy rises"),
         ({"rollout/group_return_std": [0.0] * 10, "rollout/success_rate": [0.5] * 10}, "groups are dead"),
@@ -421,6 +422,11 @@ def test_the_entropy_may_rise_with_the_return():
     columns = {"train/entropy": np.array([0.4] * 5 + [1.5] * 5), "rollout/return": np.linspace(0, 1, 10)}
     assert diagnose_metrics(columns) == []
     columns |= {"rollout/return": np.ones(10), "rollout/success_rate": np.ones(10)}
+    assert diagnose_metrics(columns) == []
+
+
+def test_the_entropy_of_a_gaussian_may_fall_below_zero():
+    columns = {"train/entropy": np.array([8.5] * 5 + [-1.3] * 5), "train/std": np.array([1.0] * 5 + [0.2] * 5)}
     assert diagnose_metrics(columns) == []
 
 
