@@ -69,6 +69,11 @@ def _last(column: np.ndarray) -> float:
     return float(np.nanmean(column[-_WINDOW:]))
 
 
+def _rises(returns: np.ndarray) -> bool:
+    """Return whether the last returns are larger than the first two, by more than two of their standard deviations."""
+    return _last(returns) > float(np.nanmean(returns[:2])) + 2 * float(np.nanstd(returns[:_WINDOW]))
+
+
 def _solved(columns: Columns) -> bool:
     """Return whether training episodes succeed nearly always at the end."""
     return "rollout/success_rate" in columns and _last(columns["rollout/success_rate"]) > 0.9
@@ -146,28 +151,25 @@ def critic(columns: Columns) -> Iterator[Finding]:
 
 def exploration(columns: Columns) -> Iterator[Finding]:
     """Detect a policy that is deterministic or becomes random, or groups that agree, before the task is solved."""
-    entropy = columns.get("train/entropy", np.zeros(0))
-    # The entropy of a Gaussian has no lowest value.
-    spread, what, unit = columns.get("train/std"), "standard deviation of the actions", ""
-    if spread is None:
-        spread, what, unit = entropy, "entropy", " nats per token"
-    if len(spread) >= 2 * _WINDOW and not _solved(columns) and _last(spread) < 0.05 * _first(spread):
+    entropy, returns = (columns.get(name, np.zeros(0)) for name in ("train/entropy", "rollout/return"))
+    if (entropy < 0).any() or "train/std" in columns:
+        entropy = np.zeros(0)  # of a Gaussian
+    if len(entropy) >= 2 * _WINDOW and not _solved(columns) and _last(entropy) < 0.05 * _first(entropy):
         yield Finding(
             cause="entropy collapsed",
-            evidence=f"the {what} fell from {_first(spread):.3g} to {_last(spread):.2g}{unit}",
+            evidence=f"the entropy fell from {_first(entropy):.3g} to {_last(entropy):.2g} nats per token",
             remedy="a larger ent_coef or kl.coef, or a smaller learning rate",
             confidence=0.6,
-            collection=int(np.argmax(spread < 0.05 * _first(spread))),
+            collection=int(np.argmax(entropy < 0.05 * _first(entropy))),
             severity="warning",
         )
-    returns = columns.get("rollout/return", np.zeros(0))
-    if len(entropy) >= 8 and len(returns) == len(entropy) and not _solved(columns):
-        start, before = float(np.nanmean(entropy[:2])), float(np.nanmean(returns[:2]))
-        if _last(entropy) > start + _RISE and _last(returns) <= before + 2 * float(np.nanstd(returns[:_WINDOW])):
+    if len(entropy) >= 8 and len(returns) == len(entropy) and not _solved(columns) and not _rises(returns):
+        start = float(np.nanmean(entropy[:2]))
+        if _last(entropy) > start + _RISE:
             yield Finding(
                 cause="entropy rises",
                 evidence=f"the entropy rose from {start:.3g} to {_last(entropy):.3g} nats per token, while the return "
-                f"was {before:.3g} at first and {_last(returns):.3g} at the end",
+                f"was {float(np.nanmean(returns[:2])):.3g} at first and {_last(returns):.3g} at the end",
                 remedy="a smaller ent_coef, or a smaller learning rate",
                 confidence=0.5,
                 collection=int(np.argmax(entropy > start + _RISE)),
@@ -182,6 +184,26 @@ def exploration(columns: Columns) -> Iterator[Finding]:
             remedy="a larger group_size, an entropy bonus, other start states, or a reward with more levels",
             confidence=0.7,
             collection=int(np.argmax(deviations < 1e-3)),
+            severity="warning",
+        )
+
+
+def gaussian_exploration(columns: Columns) -> Iterator[Finding]:
+    """Detect a Gaussian whose standard deviation falls to a small part, or rises, while the return does not rise.
+
+    The entropy of a Gaussian has no lowest value, and is a sum over dimensions, so it is not compared.
+    """
+    std, returns = (columns.get(name, np.zeros(0)) for name in ("train/std", "rollout/return"))
+    if len(std) < 2 * _WINDOW or len(returns) == 0 or _solved(columns) or _rises(returns):
+        return
+    start, end = _first(std), _last(std)
+    if not 0.05 * start <= end <= math.exp(_RISE) * start:
+        yield Finding(
+            cause="entropy collapsed" if end < start else "entropy rises",
+            evidence=f"the standard deviation of actions went from {start:.3g} to {end:.2g}, while the return did not "
+            "rise",
+            remedy=f"a {'larger' if end < start else 'smaller'} ent_coef, or a smaller learning rate",
+            confidence=0.5,
             severity="warning",
         )
 
@@ -250,6 +272,7 @@ METRIC_DETECTORS: Sequence[Callable[[Columns], Iterator[Finding]]] = (
     step_size,
     critic,
     exploration,
+    gaussian_exploration,
     responses,
     reward_hacking,
     collapse,

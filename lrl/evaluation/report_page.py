@@ -36,6 +36,7 @@ _PANELS: Mapping[str, Sequence[str]] = {
     "search": ("search/best_return",),
     "loss": ("train/loss", "val/loss"),
     "entropy (nats)": ("train/entropy",),
+    "standard deviation of actions": ("train/std",),
     "KL divergence (nats)": ("train/update_kl", "train/approx_kl", "train/kl"),
     "KL to the reference (nats)": ("train/kl_to_reference",),
     "clip fraction": ("train/clip_fraction",),

@@ -464,7 +464,7 @@ class GradientModule(PolicyModule, ABC):
         if self.trainer.fit_loop.epoch_loop.batch_progress.current.ready < self.trainer.num_training_batches:
             self._measure_update()
         if (std := self.policy.action_std) is not None:
-            self.record("train/std", std.full_tensor() if isinstance(std, DTensor) else std)
+            self.record("train/std", std.log().mean().exp())
         super().on_train_epoch_end()
 
     def publish_training(self) -> None:

@@ -396,7 +396,8 @@ def test_a_mistake_in_the_code_is_the_first_finding(cause, tiny_folder, tmp_path
         ({"train/explained_variance": [-1.0] * 20}, "critic is harmful"),
         ({"train/explained_variance": [0.0] * 20}, "critic learns nothing"),
         ({"train/entropy": [1.0] * 5 + [0.01] * 5}, "entropy collapsed"),
-        ({"train/entropy": [8.5] * 5 + [-16.0] * 5, "train/std": [1.0] * 5 + [0.01] * 5}, "entropy collapsed"),
+        ({"train/std": [1.0] * 5 + [0.04] * 5, "rollout/return": [0.2, 0.3] * 5}, "entropy collapsed"),
+        ({"train/std": [1.0] * 5 + [1.7] * 5, "rollout/return": [0.2, 0.3] * 5}, "entropy rises"),
         ({"train/entropy": [0.4] * 5 + [1.5] * 5, "rollout/return": [0.2, 0.3] * 5}, "entropy rises"),
         ({"train/entropy": [0.4] * 5 + [1.5] * 5, "rollout/return": [0.0] * 10}, "entropy rises"),
         ({"rollout/group_return_std": [0.0] * 10, "rollout/success_rate": [0.5] * 10}, "groups are dead"),
@@ -425,9 +426,19 @@ def test_the_entropy_may_rise_with_the_return():
     assert diagnose_metrics(columns) == []
 
 
-def test_the_entropy_of_a_gaussian_may_fall_below_zero():
-    columns = {"train/entropy": np.array([8.5] * 5 + [-1.3] * 5), "train/std": np.array([1.0] * 5 + [0.2] * 5)}
-    assert diagnose_metrics(columns) == []
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"train/entropy": [8.5] * 5 + [-1.3] * 5, "train/std": [1.0] * 5 + [0.2] * 5, "rollout/return": [1.0] * 10},
+        {"train/entropy": [8.5] * 5 + [9.5] * 5, "train/std": [1.0] * 5 + [1.2] * 5, "rollout/return": [1.0] * 10},
+        {"train/entropy": [1.4] * 5 + [-2.2] * 5, "train/std": [1.0] * 5 + [0.03] * 5, "rollout/return": range(10)},
+        {"train/entropy": [1.4] * 5 + [-2.2] * 5, "train/std": [1.0] * 5 + [0.03] * 5},
+        {"train/entropy": [-3.5] * 10, "rollout/return": [1.0] * 10},
+    ],
+    ids=["lower entropy", "higher entropy", "larger returns", "no returns", "no standard deviation"],
+)
+def test_the_entropy_of_a_gaussian_is_not_compared(columns):
+    assert diagnose_metrics({name: np.array(values) for name, values in columns.items()}) == []
 
 
 def test_a_solved_task_may_have_dead_groups():

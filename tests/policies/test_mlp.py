@@ -53,6 +53,7 @@ def test_evaluated_logprobs_equal_sampled_ones(kind):
     torch.testing.assert_close(sampled_values(policy, batch_of(decisions)), evaluation.values)
     torch.testing.assert_close(policy.state_values(seen, [()] * 50), evaluation.values[:, 0])
     assert evaluation.entropy.shape == evaluation.logprobs.shape == (50, 1)
+    assert (policy.action_std is None) == (kind != "box")
 
 
 def test_the_gaussian_equals_that_of_torch():
