@@ -26,6 +26,8 @@ STEP_ERROR = 0.05
 """The same for the change of weights in an optimiser step."""
 _LARGE_UPDATE = 0.5
 """Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
+_LARGEST_UPDATE = 1.0
+"""KL divergence from which on the direction of the updates says nothing about the sign of the loss."""
 
 
 def _factors(sample: Sample) -> list[tuple[int, bool, float]]:
@@ -240,7 +242,7 @@ def update(sample: Sample) -> Iterator[Finding]:
             confidence=0.8,
             warning=True,
         )
-    if moved.std() == 0:
+    if moved.std() == 0 or kl > _LARGEST_UPDATE:
         return
     turns = len(np.unique(np.flatnonzero(known.any(1))))  # the tokens of a turn are not independent
     correlation = float(np.corrcoef(moved, advantages)[0, 1])

@@ -140,8 +140,8 @@ def _panels(report: RunReport) -> dict[str, dict[str, tuple[np.ndarray, np.ndarr
         title: {_label(name): metrics.columns[name] for name in names if name in metrics}
         for title, names in {**_PANELS, "reward terms": rewards}.items()
     }
-    if rewards and metrics.result is not None and metrics.result.startswith("val/"):
-        compared = ("rollout/return", metrics.result)
+    compared = ["rollout/return", metrics.result or ""]
+    if rewards and compared[1].startswith("val/") and compared[0] in metrics:
         panels["reward in training, and result"] = {_label(name): metrics.columns[name] for name in compared}
     if report.dead_groups is not None:
         panels["share of dead groups"] = {"groups with equal returns": report.dead_groups}

@@ -94,7 +94,7 @@ def read_run(run: Path, findings: Sequence[Finding] = ()) -> RunReport:
         metrics=metrics,
         findings=findings,
         facts=_facts(run, config, metrics, problems),
-        commands=_commands(run),
+        commands=_commands(run, config),
         episodes=list(chosen_episodes(transcripts)),
         pictures=list(_pictures(run, problems)),
         states={name: (rows[0], rows[1], rows[3]) for name, rows in states.items()},
@@ -181,12 +181,17 @@ def _collections(clock: Sequence[float], training: Sequence[bool]) -> list[float
 # -- verdict, facts and commands ---------------------------------------------------------------------------------
 
 
+def _minutes(run: Path) -> float | None:
+    """Return the minutes of a run that has finished; None if it has not, or if it is not known."""
+    try:
+        return minutes_of(run)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], problems: list[str]) -> str:
     """Return in one paragraph whether the run finished, its best and last result, and the alarms."""
-    try:
-        minutes = minutes_of(run)
-    except (OSError, ValueError, KeyError):
-        minutes = None
+    minutes = _minutes(run)
     ended = f"The run finished after {minutes:.1f} minutes" if minutes is not None else "The run has not finished"
     sentences = [f"{ended}, with {counted(metrics.count, metrics.unit)}."]
     if metrics.result is not None:
@@ -208,7 +213,9 @@ def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], problems:
         since = f", since {metrics.unit} {first.collection}" if first.collection >= 0 else ""
         sentences.append(f"{counted(len(findings), 'alarm')}; the most certain cause: {first.cause}{since}.")
     else:
-        sentences.append("No alarm.")
+        samples = len(list((run / "samples").glob("*.npz")))
+        compared = f"in the turns of {counted(samples, 'collection')}" if samples else "; turns were not compared"
+        sentences.append(f"No alarm in the metrics{' and ' if samples else ''}{compared}.")
     return " ".join(filter(None, sentences))
 
 
@@ -273,12 +280,17 @@ def _part(config: Mapping[str, Any], name: str, through: str = "") -> Mapping[st
     return found if isinstance(found, dict) else {}
 
 
-def _commands(run: Path) -> dict[str, str]:
-    """Return the commands that use a run."""
+def _commands(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the commands that use a run; a run that has finished is resumed with limits that are twice as high."""
     shown = shlex.quote(str(run))
-    commands = {}
+    commands, raised = {}, ""
     if (run / "checkpoints" / "last.ckpt").exists():
-        commands["resume"] = f"lrl fit --resume {shown}"
+        if _minutes(run) is not None:
+            for key in ("trainer.max_epochs", "trainer.max_steps", "data.max_env_steps"):
+                part, _, name = key.partition(".")
+                limit = _part(config, part).get(name, _part(_part(config, part), "init_args").get(name))
+                raised += f" --{key} {2 * limit}" if isinstance(limit, int) and limit > 0 else ""
+        commands["resume"] = f"lrl fit --resume {shown}{raised}"
         commands["evaluate"] = f"lrl evaluate --checkpoint {shown}"
         commands["watch"] = f"lrl watch --checkpoint {shown}"
     commands["reproduce"] = f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shown}-again"

@@ -78,8 +78,8 @@ class Diagnosis(L.Callback):
 
     The samples are files in ``samples`` in the run directory, from which ``lrl report`` repeats the diagnosis. It is
     recorded before the first optimiser step on a collection, when all probability ratios are 1. A warning does not
-    change the run. Algorithms that do not learn by minibatches of a rollout, such as TRPO and SFT, are not recorded,
-    nor are sharded weights.
+    change the run. Of algorithms that do not learn by minibatches of a rollout, such as TRPO and SFT, and of sharded
+    weights only the metrics are checked.
 
     Args:
         every_n_collections: one in this many collections is recorded, and the first three. Others are left out while
@@ -209,20 +209,20 @@ class Diagnosis(L.Callback):
     @_harmless
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record how the updates of the collection changed the policy, and look at the metrics so far."""
-        if self._part is None:
+        found: list[Finding] = []
+        if self._part is not None:
+            assert isinstance(pl_module, GradientModule)
+            with trainer.precision_plugin.forward_context():
+                moved = array_of(moved_logprobs(pl_module, self._part))
+            sample = self.recorded.pop()
+            sample = replace(sample, settings={**sample.settings, **self._of_updates(trainer, pl_module)})
+            sample = replace(sample, arrays={**sample.arrays, "moved": moved})
+            self._keep(sample, trainer)
+            self._part = self._batch = None
+            found.extend(update(sample))
+        elif not trainer.is_global_zero or (trainer.current_epoch + 1) % self.every_n_collections:
             return
-        assert isinstance(pl_module, GradientModule)
-        with trainer.precision_plugin.forward_context():
-            moved = array_of(moved_logprobs(pl_module, self._part))
-        sample = self.recorded.pop()
-        sample = replace(sample, settings={**sample.settings, **self._of_updates(trainer, pl_module)})
-        sample = replace(sample, arrays={**sample.arrays, "moved": moved})
-        self._keep(sample, trainer)
-        self._part = self._batch = None
-        for finding in [
-            *update(sample),
-            *diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")),
-        ]:
+        for finding in found + diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")):
             self._report(finding)
 
     def _of_updates(self, trainer: L.Trainer, module: GradientModule) -> dict[str, Any]:
@@ -269,6 +269,9 @@ class Diagnosis(L.Callback):
             turns = sum(map(len, self.recorded))
             found = "Diagnosis: no mistake in the last %d samples, which have %d turns"
             logging.getLogger("lrl").info(found, len(self.recorded), turns)
+        elif stage == "fit" and trainer.is_global_zero and not (self.recorded or self._reported or self._has_failed):
+            said = "Diagnosis: no alarm in the metrics; the turns of this run were not compared"
+            logging.getLogger("lrl").info(said)
 
     def _records(self, trainer: L.Trainer, module: Any, data: Any) -> bool:
         """Return whether the current collection is to be recorded by this process, and has not been trained on yet."""

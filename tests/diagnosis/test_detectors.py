@@ -371,6 +371,12 @@ def test_weights_of_tokens_in_a_gradient_name_the_mask(weights, cause):
     assert found(update, sample(settings, **arrays)) == [cause]
 
 
+@pytest.mark.parametrize(("fall", "causes"), [(0.1, ["update has the wrong sign"]), (2.0, ["learning rate too high"])])
+def test_the_direction_of_huge_updates_says_nothing_about_the_sign(fall, causes):
+    advantages = np.where(np.arange(40) % 2, 1.0, -1.0)[:, None]
+    assert found(update, sample({}, moved=-0.05 * advantages - fall, advantages=advantages)) == causes
+
+
 def test_updates_are_compared_with_the_configuration():
     settings = {"largest_gradient": 3.0, "gradient_clip_val": 1.0, "repeated_turns": 8}
     arrays = {"moved": np.zeros((16, 1)), "advantages": np.ones((16, 1))}

@@ -15,6 +15,7 @@ import lrl.training.collect
 import lrl.training.diagnosis
 import lrl.training.gradient_module
 import lrl.training.optimizer
+from lrl.algorithms.trpo import TRPOModule
 from lrl.codecs.numbers import BinCodec, NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.diagnosis.credit import _distance
@@ -26,6 +27,7 @@ from lrl.functional.distributions import Categorical
 from lrl.lm.decoding import DecodeLoop
 from lrl.lm.heads import ValueHead
 from lrl.lm.model import LanguageModel
+from lrl.policies.mlp import MLPPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate
 from lrl.training.collect import CollectionPlan
@@ -444,6 +446,19 @@ def test_the_entropy_of_a_gaussian_is_not_compared(columns):
 def test_a_solved_task_may_have_dead_groups():
     columns = {"rollout/group_return_std": np.zeros(10), "rollout/success_rate": np.ones(10)}
     assert diagnose_metrics(columns) == []
+
+
+def test_metrics_of_an_algorithm_without_minibatches_are_checked_while_it_trains(tmp_path, caplog):
+    data = RolloutDataModule(GymnasiumEnvs("CartPole-v1"), num_envs=2, num_steps=8)
+    for name, metrics in {"calm": "train/update_kl\n", "fast": "train/update_kl\n0.5\n0.5\n0.5\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.csv").write_text(metrics)
+        trainer = make_trainer(tmp_path / name, Diagnosis(every_n_collections=2), max_epochs=2)
+        with caplog.at_level("INFO", logger="lrl"):
+            trainer.fit(TRPOModule(MLPPolicy((8,), init_seed=0)), datamodule=data)
+    said = [record.getMessage() for record in caplog.records if record.name == "lrl"]
+    assert said[0] == "Diagnosis: no alarm in the metrics; the turns of this run were not compared"
+    assert len(said) == 2 and said[1].startswith("learning rate too high: ")
 
 
 def test_a_broken_sample_is_named(tmp_path):

@@ -59,6 +59,34 @@ def test_the_report_of_a_run_has_verdict_alarms_curves_and_escaped_episodes(tmp_
     assert (facts["machine and versions"], facts["commit"], facts["seed"]) == ("a box", "0123abc", "0")
 
 
+def test_the_verdict_says_what_was_compared(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert read_run(run).verdict.endswith("No alarm in the metrics; turns were not compared.")
+    (run / "samples").mkdir()
+    (run / "samples" / "000000.npz").touch()
+    assert read_run(run).verdict.endswith("No alarm in the metrics and in the turns of 1 collection.")
+
+
+def test_a_finished_run_is_resumed_with_higher_limits(tmp_path):
+    run = make_run(tmp_path / "run")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "last.ckpt").touch()
+    limits = {"trainer": {"max_epochs": 6, "max_steps": -1}, "data": {"init_args": {"max_env_steps": 60}}}
+    (run / "config.yaml").write_text(json.dumps(limits))
+    command = f"lrl fit --resume {run}"
+    assert read_run(run).commands["resume"] == f"{command} --trainer.max_epochs 12 --data.max_env_steps 120"
+    (run / "run.log").unlink()
+    assert read_run(run).commands["resume"] == command
+
+
+def test_a_run_in_which_no_training_episode_has_ended_has_a_report(tmp_path):
+    run = make_run(tmp_path / "run")
+    rows = (run / "metrics.csv").read_text().replace("rollout/return", "rollout/reward_goal")
+    (run / "metrics.csv").write_text(rows)
+    write_report([run], run / "report.html", diagnose=lambda run: [])
+    assert "reward in training, and result" not in (run / "report.html").read_text()
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "transcripts.jsonl", "commit.txt", "run.log"])
 @pytest.mark.parametrize("content", [None, b"", b"\xff{[a,b\n1,x,\n"])
 def test_a_missing_or_damaged_file_is_no_error(name, content, tmp_path):
