@@ -159,12 +159,12 @@ HEADLINES: Mapping[str, Headline] = {
         task="HalfCheetah: return",
         algorithm="SFT on 100,000 steps of an expert",
         notebook="half_cheetah",
-        random=baseline("half_cheetah_sft_decimals_100000", "random actions"),
-        best=baseline("half_cheetah_sft_decimals_100000", "the expert"),
-        network=trained("half_cheetah_clone_mlp_100000"),
+        random=baseline("half_cheetah_again_text", "random actions"),
+        best=baseline("half_cheetah_again_text", "the expert"),
+        network=trained("half_cheetah_again_mlp"),
         size="1.6M",
-        language_model=trained("half_cheetah_sft_decimals_100000"),
-        runs=("half_cheetah_clone_mlp_100000", "half_cheetah_sft_decimals_100000"),
+        language_model=trained("half_cheetah_again_text"),
+        runs=("half_cheetah_again_mlp", "half_cheetah_again_text"),
     ),
 }
 """Rows by the name with which a page asks for them."""

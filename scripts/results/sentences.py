@@ -198,7 +198,8 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=lambda _: _cartpole_limits(),
         ),
         Sentence(
-            text="HalfCheetah needs {} rows in text, and {} for a network",
+            text="text clones of {} rows of HalfCheetah reach one expert, and half the return of another; a network "
+            "needs {} rows",
             figures=lambda results: [
                 f"{results[name]['rows']:,}"
                 for name in ("half_cheetah_sft_decimals_100000", "half_cheetah_clone_mlp_1000")
