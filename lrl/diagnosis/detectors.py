@@ -26,6 +26,12 @@ _REDRAWN_BY_CHANCE = -8.0
 """Logarithm of the probability of tokens below which it is no coincidence that other random numbers give them."""
 _Z = 6.0
 """Number of standard errors from which a mean counts as different."""
+_RARE = np.geomspace(1e-9, 0.5, 200)
+_OF_TWO = (
+    -_RARE * np.log(_RARE) - (1 - _RARE) * np.log1p(-_RARE),
+    _RARE * (1 - _RARE) * np.square(np.log(_RARE) - np.log1p(-_RARE)),
+)
+"""Entropies of a choice between two tokens, increasing, and the variances of its log-probability."""
 
 
 SampleDetector = Callable[[Sample], Iterator[Finding]]
@@ -250,7 +256,9 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
     """Check that tokens were sampled from the distribution whose log-probabilities are recorded.
 
     The log-probability of a sampled token is minus the entropy on average. A larger mean shows that the likeliest
-    tokens were sampled too often, as with a lower temperature or with greedy decoding.
+    tokens were sampled too often, as with a lower temperature or with greedy decoding. The variance of the differences
+    is measured, but it is too small where no unlikely token is among the samples, so it is at least that of a choice
+    between two tokens with the same entropy.
     """
     excess, squares = 0.0, 0.0
     for sample in samples:
@@ -260,7 +268,8 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
         if "by_index" in sample:  # episodes that were chosen by their ends are longer than others
             known &= sample["by_index"][:, None]
         of_turns = np.where(known, sample["evaluated"] + sample["entropy"], 0.0).sum(1)
-        excess, squares = excess + float(of_turns.sum()), squares + float(np.square(of_turns).sum())
+        least = float(np.interp(sample["entropy"][known], *_OF_TWO).sum())
+        excess, squares = excess + float(of_turns.sum()), squares + max(float(np.square(of_turns).sum()), least)
         if squares > 0 and abs(excess) > _Z * np.sqrt(squares):
             more = "likely" if excess > 0 else "unlikely"
             yield sample.finding(

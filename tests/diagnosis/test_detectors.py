@@ -17,7 +17,13 @@ from lrl.codecs.registry import codec_for
 from lrl.codecs.space_formats import DiscreteFormat
 from lrl.codecs.spaces import SpaceCodec
 from lrl.diagnosis.credit import advantages, neighbours
-from lrl.diagnosis.detectors import drawn_tokens, recorded_values, reference_moves, sampled_and_trained
+from lrl.diagnosis.detectors import (
+    drawn_tokens,
+    recorded_values,
+    reference_moves,
+    sampled_and_trained,
+    sampled_distribution,
+)
 from lrl.diagnosis.environments import data_set, formats, new_episodes, order_of_turns, resets, start_states
 from lrl.diagnosis.episodes import _wrong_numbers, observation_texts, prompts, replayed, shown_answers
 from lrl.diagnosis.estimators import ppo_credit, without_last
@@ -171,6 +177,13 @@ def test_random_numbers_of_other_turns_are_recognised(key, logprob, cause):
     arrays = {"drawn": np.where(ids < 2, ids, ids + 1), "drawn_by": by, "plain_logprobs": np.full((16, 1), logprob)}
     settings = {"stop_ids": [], "random_keys": ["", "the group"]}
     assert found(drawn_tokens, sample(settings, ids=ids, **arrays)) == [cause]
+
+
+@pytest.mark.parametrize(("rare", "is_found"), [(1e-3, False), (0.3, True)])
+def test_unlikely_tokens_may_be_missing_by_chance_only_if_they_are_rare(rare, is_found):
+    entropy = np.full((100, 1), -rare * np.log(rare) - (1 - rare) * np.log(1 - rare))
+    likeliest = np.full((100, 1), np.log(1 - rare))
+    assert bool(found(sampled_distribution, [sample({}, evaluated=likeliest, entropy=entropy)])) == is_found
 
 
 def test_prompts_must_contain_the_system_message():
