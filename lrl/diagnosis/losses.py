@@ -27,7 +27,7 @@ STEP_ERROR = 0.05
 _LARGE_UPDATE = 0.5
 """Mean KL divergence of the updates of one collection, in nats per token, that is certainly too large."""
 _LARGEST_UPDATE = 1.0
-"""KL divergence from which on the direction of the updates says nothing about the sign of the loss."""
+"""KL divergence above which the direction of the updates says nothing about the sign of the loss."""
 
 
 def _factors(sample: Sample) -> list[tuple[int, bool, float]]:

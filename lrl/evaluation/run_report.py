@@ -215,7 +215,7 @@ def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], problems:
     else:
         samples = len(list((run / "samples").glob("*.npz")))
         compared = f"in the turns of {counted(samples, 'collection')}" if samples else "; turns were not compared"
-        sentences.append(f"No alarm in the metrics{' and ' if samples else ''}{compared}.")
+        sentences.append(f"No alarm in the metrics{' or ' if samples else ''}{compared}.")
     return " ".join(filter(None, sentences))
 
 

@@ -260,6 +260,13 @@ class Diagnosis(L.Callback):
         self.recorded = [*self.recorded, sample][-_KEPT:]
 
     @_harmless
+    @_harmless
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Look at the metrics of a whole run whose turns were not compared."""
+        if trainer.is_global_zero and not self.recorded:
+            for finding in diagnose_metrics(read_columns(Path(trainer.default_root_dir) / "metrics.csv")):
+                self._report(finding)
+
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Close the environment in which episodes are played again."""
         if self._replay is not None:

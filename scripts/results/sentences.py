@@ -199,7 +199,7 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
         ),
         Sentence(
             text="text clones of {} rows of HalfCheetah reach one expert, and half the return of another; a network "
-            "needs {} rows",
+            "reaches the first with {} rows",
             figures=lambda results: [
                 f"{results[name]['rows']:,}"
                 for name in ("half_cheetah_sft_decimals_100000", "half_cheetah_clone_mlp_1000")

@@ -448,12 +448,13 @@ def test_a_solved_task_may_have_dead_groups():
     assert diagnose_metrics(columns) == []
 
 
-def test_metrics_of_an_algorithm_without_minibatches_are_checked_while_it_trains(tmp_path, caplog):
+@pytest.mark.parametrize("every", [2, 20], ids=["while it trains", "at the end"])
+def test_metrics_of_an_algorithm_without_minibatches_are_checked(every, tmp_path, caplog):
     data = RolloutDataModule(GymnasiumEnvs("CartPole-v1"), num_envs=2, num_steps=8)
     for name, metrics in {"calm": "train/update_kl\n", "fast": "train/update_kl\n0.5\n0.5\n0.5\n"}.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.csv").write_text(metrics)
-        trainer = make_trainer(tmp_path / name, Diagnosis(every_n_collections=2), max_epochs=2)
+        trainer = make_trainer(tmp_path / name, Diagnosis(every_n_collections=every), max_epochs=2)
         with caplog.at_level("INFO", logger="lrl"):
             trainer.fit(TRPOModule(MLPPolicy((8,), init_seed=0)), datamodule=data)
     said = [record.getMessage() for record in caplog.records if record.name == "lrl"]

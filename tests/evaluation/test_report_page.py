@@ -64,7 +64,7 @@ def test_the_verdict_says_what_was_compared(tmp_path):
     assert read_run(run).verdict.endswith("No alarm in the metrics; turns were not compared.")
     (run / "samples").mkdir()
     (run / "samples" / "000000.npz").touch()
-    assert read_run(run).verdict.endswith("No alarm in the metrics and in the turns of 1 collection.")
+    assert read_run(run).verdict.endswith("No alarm in the metrics or in the turns of 1 collection.")
 
 
 def test_a_finished_run_is_resumed_with_higher_limits(tmp_path):
