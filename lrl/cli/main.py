@@ -230,19 +230,18 @@ class LRLCLI(LightningCLI):
         """Log the results of a run that trained, and commands that use it."""
         if self.run_directory is None or self.subcommand not in (None, "fit") or not self.trainer.is_global_zero:
             return
-        limits: dict[str, tuple[float, int | None]]
-        limits = {
-            "trainer.max_epochs": (self.trainer.current_epoch, self.trainer.max_epochs),
-            "trainer.max_steps": (self.trainer.global_step, self.trainer.max_steps),
-        }
+        limits = [
+            (self.trainer.current_epoch, self.trainer.max_epochs),
+            (self.trainer.global_step, self.trainer.max_steps),
+        ]
         if isinstance(self.datamodule, RolloutDataModule):
-            limits["data.max_env_steps"] = (self.datamodule.clocks["env_steps"], self.datamodule.max_env_steps)
-        raised = [f"--{key} {2 * limit}" for key, (done, limit) in limits.items() if limit and 0 < limit <= done]
+            limits.append((self.datamodule.clocks["env_steps"], self.datamodule.max_env_steps))
+        reached = any(limit and 0 < limit <= done for done, limit in limits)
         played = ("evaluate", "watch") if isinstance(self.model, PolicyModule) else ()
         self.run_directory.log_results()
         self._write_report(self.run_directory.path)
-        further = ("plot", "compare", "resume") if raised else ("plot", "compare")
-        self.run_directory.log_commands("checkpoint", *played, *further, raised=" ".join(raised))
+        further = ("plot", "compare", "resume") if reached else ("plot", "compare")
+        self.run_directory.log_commands("checkpoint", *played, *further)
 
     def _write_report(self, run: Path) -> None:
         """Write the report into the run directory, unless the environment variable ``LRL_REPORT`` is 0."""

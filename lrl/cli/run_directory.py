@@ -23,7 +23,7 @@ from typing import Any
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
-from lrl.evaluation.comparison import group_by_configuration, minutes_of, read_config
+from lrl.evaluation.comparison import group_by_configuration, minutes_of, raised_limits, read_config
 from lrl.evaluation.statistics import RESULT_METRICS
 from lrl.files import checkout, is_replaced
 from lrl.functional.distributed import read_checkpoint
@@ -194,14 +194,14 @@ class RunDirectory:
         found = [name for name in RESULT_METRICS if name in _columns(self.path)]
         return [name for name in found if name.startswith("val/")] or found[:1]
 
-    def log_commands(self, *names: str, raised: str = "") -> None:
+    def log_commands(self, *names: str) -> None:
         """Log the checkpoint of a run, ``best.ckpt`` if there is one, and commands that use the run.
 
         A command for which the run does not have what it needs is left out.
 
         Args:
-            names: ``checkpoint``, ``evaluate``, ``watch``, ``plot``, ``compare`` or ``resume``.
-            raised: options that raise the limits at which the run ended, for ``resume``.
+            names: ``checkpoint``, ``evaluate``, ``watch``, ``plot``, ``compare`` or ``resume``. A run that has
+                finished is resumed with limits that are twice as high.
         """
         run, metric = _shown(self.path), next(iter(self._metrics()), "")
         found = [file for name in ("best.ckpt", "last.ckpt") if (file := self.path / "checkpoints" / name).exists()]
@@ -209,13 +209,14 @@ class RunDirectory:
         other = self._other_run(metric) if "compare" in names else None
         clock = "" if "clock/env_steps" in _columns(self.path) else " --clock minutes"
         picture = _shown(self.path / f"{metric.replace('/', '_')}.png")
+        raised = raised_limits(read_config(self.path)) if minutes_of(self.path) is not None else ""
         lines = {
             "checkpoint": _shown(found[0]) if found else "",
             "evaluate": f"lrl evaluate --checkpoint {checkpoint}" if found else "",
             "watch": f"lrl watch --checkpoint {checkpoint}" if found else "",
             "plot": f"lrl plot {run} --metric {metric}{clock} --out {picture}" if metric else "",
             "compare": f"lrl compare {run} --baseline {_shown(other)} --metric {metric}" if other else "",
-            "resume": f"lrl fit --resume {run} {raised}".rstrip() if found and found[-1].name == "last.ckpt" else "",
+            "resume": f"lrl fit --resume {run}{raised}" if found and found[-1].name == "last.ckpt" else "",
         }
         for name in names:
             if lines[name]:

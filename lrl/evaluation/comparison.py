@@ -356,6 +356,17 @@ def minutes_of(run: Path) -> float | None:
     return max(float(finished[1]), round(clock, 2))
 
 
+def raised_limits(config: Mapping[str, Any]) -> str:
+    """Return options that double all limits of a run's configuration, with which a run that has ended continues.
+
+    All are doubled, because a limit that the run did not reach could end it soon afterwards.
+    """
+    trainer, data = (config.get(part) or {} for part in ("trainer", "data"))
+    limits = {f"trainer.{name}": trainer.get(name) for name in ("max_epochs", "max_steps")}
+    limits["data.max_env_steps"] = (data.get("init_args") or data).get("max_env_steps")
+    return "".join(f" --{key} {2 * limit}" for key, limit in limits.items() if isinstance(limit, int) and limit > 0)
+
+
 def last_and_best(run: Path, metric: str) -> tuple[float, float]:
     """Return the last and the best logged value of a metric of a run; of a metric without a best, the last one twice.
 

@@ -83,7 +83,7 @@ def write_report(
         OSError: If the file cannot be written.
     """
     shown = [*runs, *baseline] if len(runs) > 1 else runs
-    reports = [read_run(run, _diagnosed(run, diagnose)) for run in shown]
+    reports = [read_run(run, *_diagnosed(run, diagnose)) for run in shown]
     several = _several(runs, baseline) if len(runs) > 1 else {}
     page = _render(
         title="Report of " + _named(reports[0].name, len(runs), len(baseline)),
@@ -101,11 +101,12 @@ def _named(first: str, runs: int, baselines: int) -> str:
     return (first if runs == 1 else f"{runs} runs") + (f" and {baselines} of the baseline" if baselines else "")
 
 
-def _diagnosed(run: Path, diagnose: Callable[[Path], Sequence[Finding]]) -> Sequence[Finding]:
+def _diagnosed(run: Path, diagnose: Callable[[Path], Sequence[Finding]]) -> tuple[Sequence[Finding], str]:
+    """Return the findings of a run, and why there are none if a file is damaged."""
     try:
-        return diagnose(run)
-    except (OSError, ValueError, KeyError):  # a damaged file; the report has a sentence on it
-        return ()
+        return diagnose(run), ""
+    except (OSError, ValueError, KeyError) as error:
+        return (), " ".join(str(error).split()) or type(error).__name__
 
 
 def _render(**values: Any) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from lrl.diagnosis.sample import Finding
-from lrl.evaluation.comparison import minutes_of
+from lrl.evaluation.comparison import minutes_of, raised_limits
 from lrl.evaluation.pictures import axis_label, metrics_file
 from lrl.evaluation.report_episodes import ShownEpisode, chosen_episodes, counted, read_transcripts
 from lrl.evaluation.statistics import RESULT_METRICS
@@ -74,14 +74,15 @@ class RunReport:
     problems: Sequence[str] = ()
 
 
-def read_run(run: Path, findings: Sequence[Finding] = ()) -> RunReport:
+def read_run(run: Path, findings: Sequence[Finding] = (), failure: str = "") -> RunReport:
     """Read what is shown of a run, which may still be running.
 
     Args:
         run: the run directory.
         findings: what the detectors found.
+        failure: why the detectors failed, if they did.
     """
-    problems: list[str] = []
+    problems = [f"The run was not diagnosed: {failure.rstrip('.')}."] if failure else []
     config_text = _text(run / "config.yaml", problems)
     config = _config(config_text, problems)
     metrics = read_metrics(run, problems)
@@ -90,7 +91,7 @@ def read_run(run: Path, findings: Sequence[Finding] = ()) -> RunReport:
     return RunReport(
         path=run,
         name=run.resolve().name,
-        verdict=_verdict(run, metrics, findings, problems),
+        verdict=_verdict(run, metrics, findings, bool(failure), problems),
         metrics=metrics,
         findings=findings,
         facts=_facts(run, config, metrics, problems),
@@ -189,7 +190,7 @@ def _minutes(run: Path) -> float | None:
         return None
 
 
-def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], problems: list[str]) -> str:
+def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], failed: bool, problems: list[str]) -> str:
     """Return in one paragraph whether the run finished, its best and last result, and the alarms."""
     minutes = _minutes(run)
     ended = f"The run finished after {minutes:.1f} minutes" if minutes is not None else "The run has not finished"
@@ -212,6 +213,8 @@ def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], problems:
         first = findings[0]
         since = f", since {metrics.unit} {first.collection}" if first.collection >= 0 else ""
         sentences.append(f"{counted(len(findings), 'alarm')}; the most certain cause: {first.cause}{since}.")
+    elif failed:
+        sentences.append("Whether there are alarms is not known, because a file is damaged.")
     else:
         samples = len(list((run / "samples").glob("*.npz")))
         compared = f"in the turns of {counted(samples, 'collection')}" if samples else "; turns were not compared"
@@ -283,13 +286,9 @@ def _part(config: Mapping[str, Any], name: str, through: str = "") -> Mapping[st
 def _commands(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the commands that use a run; a run that has finished is resumed with limits that are twice as high."""
     shown = shlex.quote(str(run))
-    commands, raised = {}, ""
+    commands = {}
     if (run / "checkpoints" / "last.ckpt").exists():
-        if _minutes(run) is not None:
-            for key in ("trainer.max_epochs", "trainer.max_steps", "data.max_env_steps"):
-                part, _, name = key.partition(".")
-                limit = _part(config, part).get(name, _part(_part(config, part), "init_args").get(name))
-                raised += f" --{key} {2 * limit}" if isinstance(limit, int) and limit > 0 else ""
+        raised = raised_limits(config) if _minutes(run) is not None else ""
         commands["resume"] = f"lrl fit --resume {shown}{raised}"
         commands["evaluate"] = f"lrl evaluate --checkpoint {shown}"
         commands["watch"] = f"lrl watch --checkpoint {shown}"

@@ -249,13 +249,17 @@ def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog)
     (run.path / "checkpoints").mkdir()
     (run.path / "checkpoints" / "last.ckpt").touch()
     run.log_results()
-    run.log_commands(*names, raised="--trainer.max_epochs 6")
+    (run.path / "run.log").write_text("INFO finished after 2.00 minutes\n")
+    (run.path / "config.yaml").write_text(
+        "{trainer: {max_epochs: 3, max_steps: -1}, data: {init_args: {max_env_steps: 40}}}"
+    )
+    run.log_commands(*names)
     assert caplog.messages == [
         "train/loss        best 0.25 (after 8 optimizer steps), last 0.375",
         "checkpoint  'a run/checkpoints/last.ckpt'",
         "evaluate    lrl evaluate --checkpoint 'a run'",
         "plot        lrl plot 'a run' --metric train/loss --clock minutes --out 'a run/train_loss.png'",
-        "resume      lrl fit --resume 'a run' --trainer.max_epochs 6",
+        "resume      lrl fit --resume 'a run' --trainer.max_epochs 6 --data.max_env_steps 80",
     ]
     caplog.clear()
     (run.path / "checkpoints" / "best.ckpt").touch()

@@ -67,6 +67,18 @@ def test_the_verdict_says_what_was_compared(tmp_path):
     assert read_run(run).verdict.endswith("No alarm in the metrics or in the turns of 1 collection.")
 
 
+def test_a_run_whose_samples_cannot_be_read_is_not_called_free_of_alarms(tmp_path):
+    from lrl.diagnosis.metrics import diagnose
+
+    run = make_run(tmp_path / "run")
+    (run / "samples").mkdir()
+    (run / "samples" / "000000.npz").write_bytes(b"damaged")
+    write_report([run], run / "report.html", diagnose=diagnose)
+    page = (run / "report.html").read_text()
+    assert "No alarm" not in page and "Whether there are alarms is not known" in page
+    assert "The run was not diagnosed: run is" in page and "000000.npz cannot be read" in page
+
+
 def test_a_finished_run_is_resumed_with_higher_limits(tmp_path):
     run = make_run(tmp_path / "run")
     (run / "checkpoints").mkdir()
