@@ -87,10 +87,10 @@ def _experiment(results: Results) -> list[str]:
     return [*cpu, memory, f"{first['episodes']}", *returns]
 
 
-def _difference(results: Results, name: str, other: str) -> list[str]:
+def _difference(results: Results, name: str, other: str, digits: int = 0) -> list[str]:
     """Return the mean difference between two results with the same seeds, and its bootstrap interval over seeds."""
     differences = final_values(results[name]) - final_values(results[other])
-    return [f"{value:.0f}" for value in (differences.mean(), *bootstrap_interval(differences))]
+    return [f"{value:.{digits}f}" for value in (differences.mean(), *bootstrap_interval(differences))]
 
 
 def _mean_cells(results: Results, name: str) -> list[str]:
@@ -242,6 +242,10 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             "and nested credit {}, {}, {}, {} and {}. The difference of the means is {} ({} to {}; bootstrap over "
             "seeds).",
             figures=_credit,
+        ),
+        Sentence(
+            text="The mean of the five differences is {} ({} to {}, bootstrap over seeds;",
+            figures=lambda results: _difference(results, "babyai_reward_alone", "babyai_ppo_mlp", 3),
         ),
         Sentence(
             text="The means of the five seeds, {}, {} and {} on GoTo and {}, {} and {} on Pickup",
