@@ -209,14 +209,15 @@ class RunDirectory:
         other = self._other_run(metric) if "compare" in names else None
         clock = "" if "clock/env_steps" in _columns(self.path) else " --clock minutes"
         picture = _shown(self.path / f"{metric.replace('/', '_')}.png")
-        raised = raised_limits(read_config(self.path)) if minutes_of(self.path) is not None else ""
         lines = {
             "checkpoint": _shown(found[0]) if found else "",
             "evaluate": f"lrl evaluate --checkpoint {checkpoint}" if found else "",
             "watch": f"lrl watch --checkpoint {checkpoint}" if found else "",
             "plot": f"lrl plot {run} --metric {metric}{clock} --out {picture}" if metric else "",
             "compare": f"lrl compare {run} --baseline {_shown(other)} --metric {metric}" if other else "",
-            "resume": f"lrl fit --resume {run}{raised}" if found and found[-1].name == "last.ckpt" else "",
+            "resume": f"lrl fit --resume {run}{raised_limits(self.path)}"
+            if found and found[-1].name == "last.ckpt"
+            else "",
         }
         for name in names:
             if lines[name]:

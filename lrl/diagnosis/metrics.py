@@ -44,15 +44,23 @@ def diagnose(run: Path) -> list[Finding]:
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
-    """Return the columns of a ``metrics.csv``; empty if there is no such file."""
+    """Return the columns of a ``metrics.csv``; empty if there is no such file.
+
+    Raises:
+        ValueError: If a value is not a number.
+    """
     if not path.exists():
         return {}
     values: dict[str, list[float]] = {}
     with path.open(newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             for name, text in row.items():
-                if text:
+                if not text:
+                    continue
+                try:
                     values.setdefault(name, []).append(float(text))
+                except (TypeError, ValueError):
+                    raise ValueError(f"{path.name} has {text!r} as {name}; it must be a number.") from None
     return {name: np.array(column) for name, column in values.items()}
 
 

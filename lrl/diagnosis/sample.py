@@ -180,6 +180,6 @@ def read_samples(run: Path) -> list[Sample]:
                 arrays = {name: stored[name] for name in stored.files}
             texts = json.loads(str(arrays.pop("texts")))
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise ValueError(f"run is {str(run)!r}, whose file {path.name} cannot be read: {error}.") from error
+            raise ValueError(f"run is {str(run)!r}, whose file {path.name} cannot be read or is damaged.") from error
         samples.append(Sample(arrays=arrays, **texts))
     return samples

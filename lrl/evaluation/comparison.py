@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import yaml
 
 from lrl.evaluation.pictures import logged_metrics, logged_rows
 from lrl.evaluation.report import read_result
@@ -356,15 +357,26 @@ def minutes_of(run: Path) -> float | None:
     return max(float(finished[1]), round(clock, 2))
 
 
-def raised_limits(config: Mapping[str, Any]) -> str:
-    """Return options that double all limits of a run's configuration, with which a run that has ended continues.
+def raised_limits(run: Path) -> str:
+    """Return options that double all limits of a run that has finished, with which ``lrl fit --resume`` continues it.
 
-    All are doubled, because a limit that the run did not reach could end it soon afterwards.
+    All are doubled, because a limit that the run did not reach could end it soon afterwards. There are none for a run
+    that has not finished, or whose files are missing or damaged.
     """
-    trainer, data = (config.get(part) or {} for part in ("trainer", "data"))
+    try:
+        config = read_config(run) if minutes_of(run) is not None else {}
+    except (OSError, ValueError, KeyError, yaml.YAMLError):
+        return ""
+    trainer, data = _section(config, "trainer"), _section(config, "data")
     limits = {f"trainer.{name}": trainer.get(name) for name in ("max_epochs", "max_steps")}
-    limits["data.max_env_steps"] = (data.get("init_args") or data).get("max_env_steps")
+    limits["data.max_env_steps"] = (_section(data, "init_args") or data).get("max_env_steps")
     return "".join(f" --{key} {2 * limit}" for key, limit in limits.items() if isinstance(limit, int) and limit > 0)
+
+
+def _section(config: Any, name: str) -> Mapping[str, Any]:
+    """Return a mapping in a configuration; an empty one if there is none."""
+    found = config.get(name) if isinstance(config, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def last_and_best(run: Path, metric: str) -> tuple[float, float]:

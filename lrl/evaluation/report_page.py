@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lrl.envs.native import reason_of
 from lrl.evaluation.comparison import (
     compare,
     group_by_configuration,
@@ -102,11 +103,11 @@ def _named(first: str, runs: int, baselines: int) -> str:
 
 
 def _diagnosed(run: Path, diagnose: Callable[[Path], Sequence[Finding]]) -> tuple[Sequence[Finding], str]:
-    """Return the findings of a run, and why there are none if a file is damaged."""
+    """Return the findings of a run, and why there are none if the diagnosis failed."""
     try:
         return diagnose(run), ""
     except (OSError, ValueError, KeyError) as error:
-        return (), " ".join(str(error).split()) or type(error).__name__
+        return (), reason_of(error)
 
 
 def _render(**values: Any) -> str:

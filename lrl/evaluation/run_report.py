@@ -95,7 +95,7 @@ def read_run(run: Path, findings: Sequence[Finding] = (), failure: str = "") -> 
         metrics=metrics,
         findings=findings,
         facts=_facts(run, config, metrics, problems),
-        commands=_commands(run, config),
+        commands=_commands(run),
         episodes=list(chosen_episodes(transcripts)),
         pictures=list(_pictures(run, problems)),
         states={name: (rows[0], rows[1], rows[3]) for name, rows in states.items()},
@@ -214,7 +214,7 @@ def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], failed: b
         since = f", since {metrics.unit} {first.collection}" if first.collection >= 0 else ""
         sentences.append(f"{counted(len(findings), 'alarm')}; the most certain cause: {first.cause}{since}.")
     elif failed:
-        sentences.append("Whether there are alarms is not known, because a file is damaged.")
+        sentences.append("Whether there are alarms is not known, because the diagnosis failed.")
     else:
         samples = len(list((run / "samples").glob("*.npz")))
         compared = f"in the turns of {counted(samples, 'collection')}" if samples else "; turns were not compared"
@@ -283,13 +283,12 @@ def _part(config: Mapping[str, Any], name: str, through: str = "") -> Mapping[st
     return found if isinstance(found, dict) else {}
 
 
-def _commands(run: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _commands(run: Path) -> dict[str, str]:
     """Return the commands that use a run; a run that has finished is resumed with limits that are twice as high."""
     shown = shlex.quote(str(run))
     commands = {}
     if (run / "checkpoints" / "last.ckpt").exists():
-        raised = raised_limits(config) if _minutes(run) is not None else ""
-        commands["resume"] = f"lrl fit --resume {shown}{raised}"
+        commands["resume"] = f"lrl fit --resume {shown}{raised_limits(run)}"
         commands["evaluate"] = f"lrl evaluate --checkpoint {shown}"
         commands["watch"] = f"lrl watch --checkpoint {shown}"
     commands["reproduce"] = f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shown}-again"

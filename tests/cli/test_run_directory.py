@@ -199,6 +199,17 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
 
 
 @pytest.mark.slow
+def test_a_run_ends_well_without_a_configuration_or_metrics_of_its_own(launch, tmp_path):
+    run = tmp_path / "run"
+    assert launch("fit", "--run_directory", tmp_path / "short", "--trainer.fast_dev_run", "true")[0] == 0
+    assert launch("fit", "--run_directory", run)[0] == 0
+    again = ("--ckpt_path", run / "checkpoints" / "last.ckpt", "--run_directory", run, "--trainer.max_epochs", "2")
+    status, _, said = launch("fit", *again, "--trainer.logger", "false")
+    assert status == 0, said
+    assert f"resume      lrl fit --resume {run}" in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["--trainer.max_epochs", "--data.max_env_steps"])
 def test_a_run_is_continued_from_its_own_configuration_in_place_or_beside_it(launch, tmp_path, limit):
     run = tmp_path / "run"

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lrl.cli.report import main
+from lrl.diagnosis.metrics import diagnose
 from lrl.evaluation.report_page import write_report
 from lrl.evaluation.run_report import read_run
 
@@ -67,16 +68,19 @@ def test_the_verdict_says_what_was_compared(tmp_path):
     assert read_run(run).verdict.endswith("No alarm in the metrics or in the turns of 1 collection.")
 
 
-def test_a_run_whose_samples_cannot_be_read_is_not_called_free_of_alarms(tmp_path):
-    from lrl.diagnosis.metrics import diagnose
-
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("samples/000000.npz", "file 000000.npz cannot be read or is damaged."), ("metrics.csv", "metrics.csv has ")],
+)
+def test_a_run_whose_diagnosis_failed_is_not_called_free_of_alarms(name, said, tmp_path):
     run = make_run(tmp_path / "run")
     (run / "samples").mkdir()
-    (run / "samples" / "000000.npz").write_bytes(b"damaged")
+    with (run / name).open("ab") as file:
+        file.write(b"damaged\n")
     write_report([run], run / "report.html", diagnose=diagnose)
     page = (run / "report.html").read_text()
     assert "No alarm" not in page and "Whether there are alarms is not known" in page
-    assert "The run was not diagnosed: run is" in page and "000000.npz cannot be read" in page
+    assert "The run was not diagnosed: ValueError: " in page and said in page
 
 
 def test_a_finished_run_is_resumed_with_higher_limits(tmp_path):
@@ -87,6 +91,10 @@ def test_a_finished_run_is_resumed_with_higher_limits(tmp_path):
     (run / "config.yaml").write_text(json.dumps(limits))
     command = f"lrl fit --resume {run}"
     assert read_run(run).commands["resume"] == f"{command} --trainer.max_epochs 12 --data.max_env_steps 120"
+    for damaged in ("", "trainer: 3\ndata: {init_args: [1]}", "data: abc", "{"):
+        (run / "config.yaml").write_text(damaged)
+        assert read_run(run).commands["resume"] == command
+    (run / "config.yaml").write_text(json.dumps(limits))
     (run / "run.log").unlink()
     assert read_run(run).commands["resume"] == command
 
