@@ -23,7 +23,7 @@ import yaml
 from lrl.cli.options import PlayOptions
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.evaluation.exact import Lake, lakes_of
-from lrl.evaluation.statistics import bootstrap_interval, headline_seed
+from lrl.evaluation.statistics import bootstrap_interval, headline_seed, t_interval
 from results.headlines import random_success, rounded
 from results.summaries import final_values
 
@@ -87,10 +87,17 @@ def _experiment(results: Results) -> list[str]:
     return [*cpu, memory, f"{first['episodes']}", *returns]
 
 
-def _difference(results: Results, name: str, other: str, digits: int = 0) -> list[str]:
+def _difference(results: Results, name: str, other: str) -> list[str]:
     """Return the mean difference between two results with the same seeds, and its bootstrap interval over seeds."""
     differences = final_values(results[name]) - final_values(results[other])
-    return [f"{value:.{digits}f}" for value in (differences.mean(), *bootstrap_interval(differences))]
+    return [f"{value:.0f}" for value in (differences.mean(), *bootstrap_interval(differences))]
+
+
+def _network(results: Results) -> list[str]:
+    """Return the mean difference between a language model and a network on BabyAI-Text, with two intervals."""
+    differences = final_values(results["babyai_reward_alone"]) - final_values(results["babyai_ppo_mlp"])
+    intervals = (*bootstrap_interval(differences), *t_interval(differences))
+    return [f"{value:.3f}" for value in (differences.mean(), *intervals)]
 
 
 def _mean_cells(results: Results, name: str) -> list[str]:
@@ -244,8 +251,8 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=_credit,
         ),
         Sentence(
-            text="The mean of the five differences is {} ({} to {}, bootstrap over seeds;",
-            figures=lambda results: _difference(results, "babyai_reward_alone", "babyai_ppo_mlp", 3),
+            text="The mean of the five differences is {} ({} to {}, bootstrap over seeds; {} to {}, t distribution)",
+            figures=_network,
         ),
         Sentence(
             text="The means of the five seeds, {}, {} and {} on GoTo and {}, {} and {} on Pickup",
