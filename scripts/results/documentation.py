@@ -287,7 +287,8 @@ def pilots_table(pilots: Sequence[Mapping[str, Any]]) -> str:
     """
     rows = []
     for one in pilots:
-        figures = (f"{one[name]:.2f}" for name in ("success", "entropy", "explained_variance"))
+        found = (one[name] for name in ("success", "entropy", "explained_variance"))
+        figures = ("" if value is None else f"{value:.2f}" for value in found)
         values = [value for _, value in one["held_out"]]
         later = one["held_out"][values.index(max(values)) + 1 :] if values else []
         lowest = "{1:.3g} (at {0:,})".format(*min(later, key=lambda point: point[1])) if later else ""
