@@ -38,7 +38,7 @@ class OptimizerConfig:
     adapted as in arXiv:2109.11978, but per collection instead of per minibatch: after an update with more than twice
     this divergence it is divided by 1.5, and after one with less than half of it multiplied by 1.5, within the limits
     of :meth:`adapted`. Null does not adapt it. The divergence is estimated from at most 256 turns, which is
-    too few for a nearly deterministic policy; see ``docs/experiments/boards.md``, where the entropy is 0.03 nats per token."""
+    too few for a nearly deterministic policy (``docs/experiments/boards.md``)."""
     factory: OptimizerFactory | None = None
     """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
 
