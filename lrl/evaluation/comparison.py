@@ -367,15 +367,18 @@ def raised_limits(run: Path) -> str:
         config = read_config(run) if minutes_of(run) is not None else {}
     except (OSError, ValueError, KeyError, yaml.YAMLError):
         return ""
-    trainer, data = _section(config, "trainer"), _section(config, "data")
+    trainer, data = section(config, "trainer"), section(config, "data")
     limits = {f"trainer.{name}": trainer.get(name) for name in ("max_epochs", "max_steps")}
-    limits["data.max_env_steps"] = (_section(data, "init_args") or data).get("max_env_steps")
+    limits["data.max_env_steps"] = (section(data, "init_args") or data).get("max_env_steps")
     return "".join(f" --{key} {2 * limit}" for key, limit in limits.items() if isinstance(limit, int) and limit > 0)
 
 
-def _section(config: Any, name: str) -> Mapping[str, Any]:
-    """Return a mapping in a configuration; an empty one if there is none."""
-    found = config.get(name) if isinstance(config, dict) else None
+def section(config: Any, name: str) -> Mapping[str, Any]:
+    """Return a nested mapping of a configuration, also if it is in its ``init_args``; empty if there is none."""
+    config = config if isinstance(config, dict) else {}
+    found = config.get(name)
+    if found is None and isinstance(config.get("init_args"), dict):
+        found = config["init_args"].get(name)
     return found if isinstance(found, dict) else {}
 
 

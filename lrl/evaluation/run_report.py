@@ -20,7 +20,7 @@ import numpy as np
 import yaml
 
 from lrl.diagnosis.sample import Finding
-from lrl.evaluation.comparison import minutes_of, raised_limits
+from lrl.evaluation.comparison import minutes_of, raised_limits, section
 from lrl.evaluation.pictures import axis_label, metrics_file
 from lrl.evaluation.report_episodes import ShownEpisode, chosen_episodes, counted, read_transcripts
 from lrl.evaluation.statistics import RESULT_METRICS
@@ -246,8 +246,8 @@ def _evaluated(path: Path, problems: list[str]) -> str:
 
 def _facts(run: Path, config: Mapping[str, Any], metrics: Metrics, problems: list[str]) -> dict[str, str]:
     """Return what identifies a run."""
-    model, data = _part(config, "model"), _part(config, "data")
-    env, policy = _part(data, "env", "init_args"), _part(model, "policy", "init_args")
+    model, data = section(config, "model"), section(config, "data")
+    env, policy = section(data, "env"), section(model, "policy")
     log = _text(run / "run.log", []) if (run / "run.log").exists() else ""
     machines = re.findall(r" DEBUG machine: (.*)", log)
     clocks = {
@@ -255,14 +255,16 @@ def _facts(run: Path, config: Mapping[str, Any], metrics: Metrics, problems: lis
         for name in ("env_steps", "tokens", "minutes")
         if f"clock/{name}" in metrics
     }
-    task = _part(env, "init_args")
+    task = section(env, "init_args")
     facts = {
         "run directory": str(run),
         "algorithm": str(config.get("model", {}).get("class_path", ""))
         if isinstance(config.get("model"), dict)
         else "",
-        "policy": " ".join(filter(None, (_class(policy), str(_part(policy, "language_model").get("name") or "")))),
-        "environment": " ".join(filter(None, (_class(env), str(task.get("id") or _class(_part(task, "rows")) or "")))),
+        "policy": " ".join(filter(None, (_class(policy), str(section(policy, "language_model").get("name") or "")))),
+        "environment": " ".join(
+            filter(None, (_class(env), str(task.get("id") or _class(section(task, "rows")) or "")))
+        ),
         "seed": str(config.get("seed_everything", "")),
         "commit": _text(run / "commit.txt", problems).strip(),
         "machine and versions": machines[-1] if machines else "not recorded",
@@ -273,14 +275,6 @@ def _facts(run: Path, config: Mapping[str, Any], metrics: Metrics, problems: lis
 
 def _class(part: Mapping[str, Any]) -> str:
     return str(part.get("class_path", "")).rpartition(".")[2]
-
-
-def _part(config: Mapping[str, Any], name: str, through: str = "") -> Mapping[str, Any]:
-    """Return a nested part of a configuration, in ``init_args`` if the part has them there; empty if it is missing."""
-    found = config.get(name)
-    if found is None and isinstance(config.get("init_args"), dict):
-        found = config["init_args"].get(name)
-    return found if isinstance(found, dict) else {}
 
 
 def _commands(run: Path) -> dict[str, str]:
