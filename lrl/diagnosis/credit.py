@@ -79,7 +79,8 @@ def critic_targets(sample: Sample) -> Iterator[Finding]:
         return
     mask, credit = sample["mask"], sample.settings["credit"]
     lam = credit["gae_lambda"] if credit.get("critic_lambda") is None else credit["critic_lambda"]
-    recorded, expected = sample["returns"][mask], ppo_credit(sample, lam=lam)[1][mask]
+    inner = credit.get("critic_lambda")
+    recorded, expected = sample["returns"][mask], ppo_credit(sample, lam=lam, token_lambda=inner)[1][mask]
     spread = max(float(expected.std()), float((expected - sample["values"][mask]).std()), 1e-9)
     difference = float(np.abs(recorded - expected).max()) / spread
     if difference > 10 * _EQUAL:

@@ -37,9 +37,9 @@ class CreditConfig:
     gae_lambda: ClosedUnitInterval = 0.95
     """GAE coefficient (lambda) per turn; 0 gives one-step targets from the value function, 1 sums all rewards."""
     critic_lambda: ClosedUnitInterval | None = None
-    """GAE coefficient (lambda) per turn of the targets of the value function (decoupled GAE, arXiv:2503.01491). With 1,
-    a critic learns from its own predictions only where an episode continues after the collection. Null uses
-    ``gae_lambda``."""
+    """GAE coefficient (lambda) of the targets of the value function, per turn and per token (decoupled GAE,
+    arXiv:2503.01491). With 1, a critic learns from its own predictions only where an episode continues after the
+    collection. Null uses ``gae_lambda`` and ``token_lambda``."""
     token_gamma: ClosedUnitInterval = 1.0
     """Discount per token inside a turn."""
     token_lambda: ClosedUnitInterval = 0.98
@@ -82,7 +82,7 @@ class CreditConfig:
         token_rewards = torch.zeros_like(values) if token_rewards is None else token_rewards
         advantages, returns = estimators[self.kind](rollout, token_rewards, self)
         if self.critic_lambda is not None:
-            critic = replace(self, gae_lambda=self.critic_lambda)
+            critic = replace(self, gae_lambda=self.critic_lambda, token_lambda=self.critic_lambda)
             returns = estimators[self.kind](rollout, token_rewards, critic)[1]
         metrics = {
             "train/explained_variance": explained_variance(values[mask], returns[mask], reduce),

@@ -221,11 +221,19 @@ def test_the_critic_can_have_another_lambda_by_hand():
 
 
 @pytest.mark.parametrize("kind", ["turn", "token", "nested"])
+def test_with_lambda_1_the_critic_does_not_learn_from_its_predictions_inside_a_turn(kind):
+    """The reward after two turns of three tokens is 1, and without discount it is the target of all tokens."""
+    turns = turns_of([[(0.0, [0.3, 0.1, 0.7], ""), (1.0, [0.2, 0.9, 0.4], "terminated")]], width=3)
+    returns = assign_credit(kind, turns, CreditConfig(gamma=1.0, gae_lambda=0.5, critic_lambda=1.0))[1]
+    assert returns.flatten().tolist() == pytest.approx([1.0] * 6)
+
+
+@pytest.mark.parametrize("kind", ["turn", "token", "nested"])
 def test_the_lambda_of_the_critic_changes_its_targets_and_not_the_advantages(kind):
     turns, actor = turns_of(random_columns(3)), CreditConfig(gamma=GAMMA, gae_lambda=LAMBDA)
     advantages, targets = assign_credit(kind, turns, replace(actor, critic_lambda=0.3))
     torch.testing.assert_close(advantages, assign_credit(kind, turns, actor)[0], rtol=0, atol=0)
-    critic = assign_credit(kind, turns, replace(actor, gae_lambda=0.3))[1]
+    critic = assign_credit(kind, turns, replace(actor, gae_lambda=0.3, token_lambda=0.3))[1]
     torch.testing.assert_close(targets, critic, rtol=0, atol=0)
     assert (targets - assign_credit(kind, turns, actor)[1]).abs().max() > 0.01
 
