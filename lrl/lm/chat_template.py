@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import re
@@ -30,6 +31,9 @@ CHATML = (
 )
 """ChatML, the template of Qwen, SmolLM and ``assets/tiny-lm``."""
 
+_DATE = datetime.date(2024, 7, 26)
+"""Date that templates write if they ask for today's: prompts must not depend on the day of a run. Llama 3's templates
+write the same if they do not know the date."""
 _SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
     {"role": "system", "content": "Lrl-system"},
     {"role": "user", "content": "Lrl-user"},
@@ -81,7 +85,11 @@ class ChatTemplate:
         messages = _merge_system(messages) if self._merges_system else list(messages)
         try:
             return self._tokenizer.apply_chat_template(
-                messages, chat_template=self.text, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages,
+                chat_template=self.text,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                strftime_now=_DATE.strftime,
             )
         except Exception as error:  # a template can raise any error
             roles = ", ".join(message["role"] for message in messages)

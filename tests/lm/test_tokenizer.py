@@ -206,3 +206,8 @@ def test_an_unknown_name_is_one_sentence_with_that_name(tmp_path: Path) -> None:
 
 def test_it_can_be_copied_and_sent_to_another_process(chat: ChatTokenizer) -> None:
     assert pickle.loads(pickle.dumps(chat)).encode_chat(CHAT) == copy.deepcopy(chat).encode_chat(CHAT)
+
+
+def test_prompts_do_not_depend_on_the_date(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} " + tokenizer.chat_template
+    assert text(ChatTokenizer(tokenizer)).startswith("26 Jul 2024 <|im_start|>system")
