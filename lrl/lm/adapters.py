@@ -56,7 +56,7 @@ def attach_lora(model: Any, config: LanguageModelConfig) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         **_layer_selection(model, lora, wanted),
-        modules_to_save=saved or None,
+        modules_to_save=_paths(model, saved) or None,
         ensure_weight_tying=bool(tied & set(saved)),
         fan_in_fan_out=any(type(part).__name__ == "Conv1D" for part in model.modules()),
     )
@@ -201,6 +201,16 @@ def _layers(model: nn.Module, lora: LoRAConfig) -> tuple[list[str], list[str]]:
                 "so it cannot have an adapter; lora.modules_to_save may name it."
             )
     return wanted, saved
+
+
+def _paths(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return names of layers; where peft would match the end of another name, the paths to the layers instead."""
+    paths = [path for path, _ in model.named_modules()]
+    found = list[str]()
+    for name in names:
+        own = [path for path in paths if path.rsplit(".", 1)[-1] == name]
+        found += [name] if all(path in own for path in paths if path.endswith(name)) else own
+    return found
 
 
 def _linear(model: nn.Module) -> list[str]:

@@ -98,3 +98,9 @@ def test_a_run_starts_from_them_merged_or_as_they_are(folder, tmp_path, source):
         module.configure_model()
         torch.testing.assert_close(outputs(module.policy), outputs(first.policy), atol=1e-5, rtol=1e-5)
         assert bool(module.overwritten_names) == (lora is not None and lora is not LAST)
+
+
+def test_layers_that_are_trained_in_full_are_matched_by_their_whole_name(folder):
+    weights = trainable(load(folder, lora=LoRAConfig(r=2, alpha=8, last_layers=1, modules_to_save=["norm"])))
+    full = [name for name in weights if "lora_" not in name]
+    assert len(full) == 1 and "layernorm" not in full[0] and ".norm." in full[0]
