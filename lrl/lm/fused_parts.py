@@ -61,6 +61,7 @@ def layers_with_equal_input(model: nn.Module) -> Iterator[list[nn.Linear]]:
                     yield found
 
 
+@torch.inference_mode(False)  # weights that are replaced inside inference mode could not be trained afterwards
 @torch.no_grad()
 def join_weights(model: nn.Module) -> None:
     """Make the weights of linear layers with the same input parts of one tensor, so that one matrix product is enough.

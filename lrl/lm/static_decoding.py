@@ -394,9 +394,10 @@ def _decoding(model: Any, filled: Prefilled, responses: int, sampling: SamplingC
         limit = pass_limit(filled.logits.device)
         while kept and (len(kept) >= _MAX_GRAPHS or size + sum(one.size for one in kept.values()) > limit):
             kept.popitem(last=False)
-        decoding = StaticDecoding(model, filled, rows, columns, sampling, stop)
-        if on_gpu and sampling.max_new_tokens > 1:
-            decoding.record()
+        with torch.inference_mode(False), torch.no_grad():  # its tensors are used outside inference mode as well
+            decoding = StaticDecoding(model, filled, rows, columns, sampling, stop)
+            if on_gpu and sampling.max_new_tokens > 1:
+                decoding.record()
         kept[key] = decoding
     kept.move_to_end(key)
     return kept[key]

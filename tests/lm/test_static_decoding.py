@@ -210,3 +210,11 @@ def test_logprobs_of_a_recorded_graph_are_those_of_teacher_forcing(tiny_model, l
         expected = torch.log_softmax(logits, -1).gather(1, response[:, None])[:, 0]
         near = 1e-4 if dtype == "float32" else 0.1
         torch.testing.assert_close(out.logprobs[row][out.mask[row]], expected, atol=near, rtol=0)
+
+
+def test_weights_that_were_joined_in_inference_mode_can_be_trained():
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    with torch.inference_mode():
+        join_weights(model)
+    model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
+    assert all(weight.grad is not None for weight in model.parameters())
