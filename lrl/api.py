@@ -228,7 +228,8 @@ def evaluate(
 
     Args:
         policy: the policy, or an argument of :func:`load`.
-        env: factory of the environments, or the id of a registered Gymnasium environment.
+        env: factory of the environments, or the id of a registered Gymnasium environment, whose numbers are written in
+            the format that the policy was trained on.
         episodes: number of episodes.
         seed: seed of the first episode; each further episode has the next seed.
         num_envs: number of environments that are played in parallel; it changes the speed and not the results.
@@ -242,15 +243,21 @@ def evaluate(
         ValueError: If ``episodes`` or ``num_envs`` is not positive, or the policy cannot act in the environment.
     """
     actor = policy if isinstance(policy, Actor) else load(policy)
-    factory = env if isinstance(env, EnvFactory) else GymnasiumEnvs(env)
-    actor.connect(factory.codec)
-    if actor.response_format is None:
-        actor.connect_spaces(*factory.spaces)
-    add_examples(actor, factory)
-    actor.configure()
-    training = actor.training
-    actor.eval()
+    numbers = None if actor.codec is None else getattr(actor.codec.unwrapped, "numbers", None)
+    factory = env if isinstance(env, EnvFactory) else GymnasiumEnvs(env, numbers=numbers)
+    codec, spaces, prompt, training = actor.codec, getattr(actor, "spaces", None), actor.prompt, actor.training
     try:
+        actor.connect(factory.codec)
+        if actor.response_format is None:
+            actor.connect_spaces(*factory.spaces)
+        add_examples(actor, factory)
+        actor.configure()
+        actor.eval()
         return evaluate_policy(actor, factory, episodes, seed, num_envs, actor.sampling_at(temperature))
-    finally:
+    finally:  # the policy may be trained on another environment
         actor.train(training)
+        if codec is not None:
+            actor.prompt = prompt
+            actor.connect(codec)
+        if spaces is not None:
+            actor.connect_spaces(*spaces)

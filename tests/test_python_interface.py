@@ -16,6 +16,7 @@ from tiny_runs import demonstrations, grpo, network, ppo, rollout_data, save_tin
 
 import lrl
 from lrl.api import QUIET, config_text
+from lrl.codecs.numbers import NumberFormat
 from lrl.lm.config import LoRAConfig
 
 CPU = {"accelerator": "cpu", "limit_val_batches": 0}
@@ -118,3 +119,29 @@ def test_baselines_and_language_models_are_evaluated_by_name(tmp_path):
     assert len(lrl.evaluate(save_tiny_model(tmp_path), "FrozenLake-v1", episodes=2)) == 2
     with pytest.raises(ValueError, match=r"nothing.ckpt'; it must be a checkpoint"):
         lrl.load("nothing.ckpt")
+
+
+def test_an_evaluation_on_another_environment_leaves_the_policy_as_it_was(tmp_path):
+    policy = lrl.ScoringPolicy(
+        lrl.LanguageModelConfig(name=save_tiny_model(tmp_path)), lrl.PromptTemplate(response_format="direct")
+    )
+    lake = lrl.GymnasiumEnvs("FrozenLake-v1")
+    policy.connect(lake.codec)
+    policy.configure()
+    before = list(policy._candidate_ids)
+    lrl.evaluate(policy, lrl.GymnasiumEnvs("CliffWalking-v1", max_episode_steps=3), episodes=1)
+    assert policy.codec is lake.codec and policy.action_texts == lake.codec.action_texts
+    assert policy._candidate_ids == before
+    with pytest.raises(ValueError, match="to the same tokens"):  # the model has no words for these actions
+        lrl.evaluate(policy, "MountainCar-v0", episodes=1)
+    assert policy.codec is lake.codec and policy._candidate_ids == before
+
+
+def test_an_environment_by_name_has_the_number_format_of_the_policy(monkeypatch):
+    seen = []
+    integers = lrl.GymnasiumEnvs("CartPole-v1", numbers=NumberFormat(kind="integers"))
+    policy = lrl.load("constant")
+    policy.connect(integers.codec)
+    monkeypatch.setattr("lrl.api.evaluate_policy", lambda actor, env, *_: seen.append(env.codec.numbers))
+    lrl.evaluate(policy, "CartPole-v1")
+    assert seen == [NumberFormat(kind="integers")]

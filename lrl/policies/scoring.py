@@ -107,17 +107,25 @@ class ScoringPolicy(Policy):
                 "it must be a TextPolicy."
             )
         self.action_texts = codec.action_texts
+        if self._candidate_ids:  # the policy is configured already, for other actions perhaps
+            self._encode_actions()
 
     def configure(self) -> None:
-        """Load the language model and initialise the value head.
-
-        Raises:
-            ValueError: If two actions have the same tokens, or if an action has no tokens.
-        """
+        """Load the language model and initialise the value head."""
         self.trunk.configure()
         self.value_head = self.trunk.value_head
         self.language_model.tokenizer.check(self.prompt)
         self.language_model.prepare_history(self.prompt, self.codec)
+        self._encode_actions()
+        if self.pack_tokens is not None and not self.language_model.share:
+            logging.getLogger("lrl").warning("policy.pack_tokens is ignored: turns of this model cannot share rows.")
+
+    def _encode_actions(self) -> None:
+        """Encode the texts of the actions.
+
+        Raises:
+            ValueError: If two actions have the same tokens, or if an action has no tokens.
+        """
         self._candidate_ids = [self.language_model.tokenizer.encode_text(text) for text in self.action_texts]
         self._built = None
         name, texts = self.language_model.config.name, dict[tuple[int, ...], str]()
@@ -129,8 +137,6 @@ class ScoringPolicy(Policy):
                     f"language_model.name is {name!r}, which {problem}; its vocabulary must contain the words of all "
                     "actions."
                 )
-        if self.pack_tokens is not None and not self.language_model.share:
-            logging.getLogger("lrl").warning("policy.pack_tokens is ignored: turns of this model cannot share rows.")
 
     @property
     def defers_logprobs(self) -> bool:

@@ -337,3 +337,13 @@ def test_prefixes_of_many_candidates_are_found_in_linear_time():
     started = time.process_time()
     assert len(Candidates.of(texts, torch.device("cpu")).prefix_ids) > 2800
     assert time.process_time() - started < 0.5  # seconds; comparing all pairs took more than one
+
+
+def test_a_configured_policy_that_is_connected_again_scores_the_actions_that_it_plays(folder):
+    """As in a second fit of the same module, which does not configure the policy again."""
+    policy = ready(folder)
+    act(policy)
+    policy.connect(FrozenLakeCodec())
+    inputs = act(policy).inputs
+    scores = policy.scores(inputs["prompt_ids"], inputs["prompt_mask"])
+    torch.testing.assert_close(scores, all_by_hand(policy), atol=1e-10, rtol=0)
