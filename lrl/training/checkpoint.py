@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import time
@@ -145,8 +146,9 @@ class CollectionCheckpoint(Checkpoint):
             metrics = ", ".join(sorted(trainer.callback_metrics))
             raise ValueError(f"the checkpoint's monitor is {self.monitor!r}; it must be one of {metrics}.")
         value = float(trainer.callback_metrics[self.monitor])
-        better = self.best is None or (value > self.best if self.mode == "max" else value < self.best)
-        if better:
+        best = math.nan if self.best is None else self.best
+        better = math.isnan(best) or (value > best if self.mode == "max" else value < best)
+        if better and not math.isnan(value):
             before, self.best = self.best, value  # set before writing, because best.ckpt also stores the best value
             try:
                 self.write(trainer, "best.ckpt")

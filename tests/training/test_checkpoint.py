@@ -1,7 +1,9 @@
 """Which checkpoints a run leaves."""
 
 import errno
+import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_runs import make_trainer
@@ -29,6 +31,17 @@ def test_a_monitored_metric_leaves_the_best_checkpoint_beside_the_last(tmp_path)
     fit(tmp_path, checkpoint)
     assert checkpoint.best is not None
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+def test_a_metric_that_is_not_a_number_is_never_the_best():
+    checkpoint, written = CollectionCheckpoint(monitor="val/return", mode="min"), []
+    checkpoint.write = lambda trainer, name: written.append(trainer.callback_metrics["val/return"])
+    for value in (math.nan, 2.0, math.nan, 3.0, 1.0):
+        metrics = {"val/return": value}
+        state = SimpleNamespace(fn="fit")
+        trainer = SimpleNamespace(callback_metrics=metrics, sanity_checking=False, state=state)
+        checkpoint.on_validation_end(trainer, None)
+    assert written == [2.0, 1.0] and checkpoint.best == 1.0
 
 
 def test_an_unknown_metric_raises_one_sentence(tmp_path):
