@@ -56,9 +56,11 @@ def diagnose_samples(samples: Sequence[Sample]) -> list[Finding]:
 def response_mask(sample: Sample) -> np.ndarray:
     """Return the tokens that were sampled, bool ``(turn, token)``: up to and including the first that ends a response.
 
-    A response without such a token ends where only padding, a constant, follows.
+    A response without such a token has the maximum number of tokens, and so all tokens of its row.
     """
     ids, stops = sample["ids"], np.array(sample.settings["stop_ids"])
+    if "stopped_at" in sample:
+        return np.arange(ids.shape[1]) < sample["stopped_at"][:, None]
     is_stop = np.isin(ids, stops)
     first = np.where(is_stop.any(1), is_stop.argmax(1) + 1, ids.shape[1])
     return np.arange(ids.shape[1]) < first[:, None]

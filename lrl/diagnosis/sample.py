@@ -100,7 +100,8 @@ class Sample:
     - only for text: ``(turn,)``, bool, ``in_prompt``, whether the prompt contains the observation, ``with_system``,
       whether it contains the system message, ``decoded``, whether the response is the text of the sampled tokens, and
       ``names_action``, whether it contains the name of any action; ``named``, float64, whether the response is a legal
-      action according to the documentation of the codec;
+      action according to the documentation of the codec; int64, only if responses end with a text of several tokens,
+      ``stopped_at``, the number of tokens up to its end;
     - ``evaluated``, ``entropy`` and ``evaluated_values``: log-probabilities, entropies and values that training
       computes before the first optimiser step; only for text, and NaN for turns for which they are not computed,
       ``plain_logprobs``, ``plain_entropy`` and ``plain_values``, by a separate forward pass for each turn,

@@ -43,7 +43,10 @@ def texts(
     in_prompt, decoded, with_system = list[bool](), list[bool](), list[bool]()
 
     def squeezed(text: str) -> str:
-        return "".join(str(tokenizer.tokenizer.decode(tokenizer.encode_observation(text))).split())
+        """Return a text as the tokenizer decodes it, without whitespace and the tokens before a text."""
+        ids, prefix = tokenizer.encode_observation(text), tokenizer.encode_observation("")
+        own = ids[len(prefix) :] if ids[: len(prefix)] == prefix else ids
+        return "".join(str(tokenizer.tokenizer.decode(own)).split())
 
     message, example = squeezed(system), [{"role": "system", "content": system}, {"role": "user", "content": ""}]
     if message not in "".join(tokenizer.template.render(example).split()):
@@ -55,11 +58,22 @@ def texts(
         with_system.append(message in seen)
         decoded.append(tokenizer.response_text(ids[turn][: lengths[turn]]) == response)
     found = {"in_prompt": in_prompt, "decoded": decoded, "with_system": with_system}
-    return {name: torch.tensor(values) for name, values in found.items()}
+    arrays: dict[str, Tensor | None] = {name: torch.tensor(values) for name, values in found.items()}
+    arrays["stopped_at"] = None if tokenizer.stops(policy.stop_text) is None else torch.tensor(_stops_of(policy, batch))
+    return arrays
+
+
+def _stops_of(policy: TextPolicy, batch: TurnBatch) -> list[int]:
+    """Return the number of tokens of each response up to the first end token or stop text, else that of its row."""
+    tokenizer, width = policy.language_model.tokenizer, batch.response_mask.shape[1]
+    rows = batch.inputs["response_ids"][:, :width].tolist()
+    return [next((n for n in range(1, width + 1) if tokenizer.ends(row[:n], policy.stop_text)), width) for row in rows]
 
 
 def _sampled_lengths(policy: TextPolicy, batch: TurnBatch) -> list[int]:
     """Return the number of sampled tokens of each turn: up to the first that ends a response, or all trained ones."""
+    if policy.language_model.tokenizer.stops(policy.stop_text) is not None:
+        return _stops_of(policy, batch)
     ids, mask = batch.inputs["response_ids"][:, : batch.response_mask.shape[1]], batch.response_mask
     stops = torch.tensor(sorted(policy.language_model.tokenizer.stop_ids(policy.stop_text)), device=ids.device)
     ends, place = torch.isin(ids, stops), torch.arange(1, ids.shape[1] + 1, device=ids.device)

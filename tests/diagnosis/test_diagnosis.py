@@ -1,12 +1,14 @@
 """Findings of the diagnosis in healthy runs, and in runs whose code has a mistake."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from tiny_runs import grpo, make_trainer, network, ppo, rollout_data, save_tiny_model
+from tiny_runs import grpo, make_trainer, network, ppo, rollout_data, save_tiny_model, text_policy
 
 import lrl.algorithms.grpo
 import lrl.algorithms.ppo
@@ -15,6 +17,7 @@ import lrl.training.collect
 import lrl.training.diagnosis
 import lrl.training.gradient_module
 import lrl.training.optimizer
+from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.trpo import TRPOModule
 from lrl.codecs.numbers import BinCodec, NumberFormat
 from lrl.data.rollout_buffer import RolloutDataModule
@@ -72,6 +75,32 @@ def tiny_folder(tmp_path_factory):
 @pytest.mark.parametrize("kind", list(RUNS))
 def test_a_healthy_run_has_no_findings(kind, tiny_folder, tmp_path):
     assert causes(tmp_path, tiny_folder, kind, collections=3) == []
+
+
+def test_a_stop_text_of_several_tokens_is_not_a_mistake(tiny_folder, tmp_path):
+    usual = text_policy(tiny_folder, max_new_tokens=6)
+    policy = TextPolicy(usual.language_model.config, replace(usual.prompt, stop="UP UP"), usual.sampling)
+    trainer = make_trainer(tmp_path, Diagnosis(), max_epochs=2)
+    data = rollout_data("prompts", num_groups=16)
+    trainer.fit(GRPOModule(policy, ent_coef=0.01), datamodule=data)
+    responses = [text for turn in data.rollout.responses for text in turn]
+    assert any(text.endswith("UP UP") for text in responses) and any("UP UP" not in text for text in responses)
+    assert diagnose(tmp_path) == []
+
+
+def test_a_token_before_every_text_is_not_a_mistake(tiny_folder, tmp_path):
+    shutil.copytree(tiny_folder, tmp_path / "model")
+    path = tmp_path / "model" / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    token = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    settings["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [token, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [2], "tokens": ["<|im_start|>"]}},
+    }
+    path.write_text(json.dumps(settings))
+    assert causes(tmp_path, str(tmp_path / "model"), "described", collections=2) == []
 
 
 def test_updates_that_stop_early_are_measured(tiny_folder, tmp_path):
