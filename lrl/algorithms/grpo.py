@@ -165,6 +165,11 @@ class GRPOModule(GradientModule):
         """Return whether ``Rollout.state`` is needed: only if ``credit`` compares turns with the same observation."""
         return self.credit.kind in ("step", "grouped_gae")
 
+    @property
+    def needs_groups(self) -> bool:
+        """Return True: with a single episode per group, all advantages would be 0."""
+        return True
+
     def advantages(self, rollout: Rollout) -> Credit:
         """Compute the advantages of turns over all ranks, and assign that of a turn to all its tokens.
 

@@ -53,7 +53,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lrl.functional.advantages import CreditConfig
 from lrl.functional.distributed import shards_parameters
@@ -223,6 +223,11 @@ class PPOValueHeadModule(GradientModule):
                 "model.critic.fit is set and trainer.strategy shards the weights (FSDP2), which L-BFGS does not "
                 "support; critic.fit must be null, or the strategy auto or ddp."
             )
+
+    def optimized_parameters(self) -> list[nn.Parameter]:
+        """Return all trainable weights, except those that ``critic.fit`` fits: weight decay would change them."""
+        fitted = {id(weight) for weight in self.policy.critic_parameters()} if self.critic.fit else set[int]()
+        return [weight for weight in super().optimized_parameters() if id(weight) not in fitted]
 
     def configure_model(self) -> None:
         """Load the weights."""

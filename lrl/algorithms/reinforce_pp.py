@@ -71,12 +71,17 @@ class REINFORCEPlusPlusModule(GradientModule):
         """Return whether the policy at the start of the run is kept as a reference: only if ``kl_coef`` is positive."""
         return self.kl_coef > 0
 
+    @property
+    def needs_groups(self) -> bool:
+        """Return whether a group needs several episodes: only with ``group_baseline``."""
+        return self.group_baseline
+
     def advantages(self, rollout: Rollout) -> Credit:
         """Sum the rewards from each token to the end of its episode, and normalise the sums over the collection.
 
         Raises:
             ValueError: If an episode has not ended, or if ``group_baseline`` is true and an environment has played
-                several episodes or a group has only one episode.
+                several episodes.
         """
         check_episodes(rollout, "REINFORCE++", single=self.group_baseline)
         mask, zeros = rollout.response_mask, torch.zeros_like(rollout.logprobs)
@@ -85,8 +90,6 @@ class REINFORCEPlusPlusModule(GradientModule):
         without_critic = rollout.replace(values=zeros, final_values=zeros[..., 0])
         advantages, _ = token_gae(without_critic, -self.kl_coef * kl, undiscounted)
         if self.group_baseline:
-            if int(rollout.group.unique(return_counts=True)[1].min()) < 2:
-                raise ValueError("data.group_size is 1; it must be at least 2 for model.group_baseline.")
             baseline = rollout.episode_returns - group_advantages(rollout.episode_returns, rollout.group, "none")
             advantages = (advantages - baseline[:, None]) * mask
         metrics = {"train/kl_to_reference": rollout.flatten(kl).sum(-1)} if self.kl_coef else {}

@@ -113,6 +113,7 @@ class SFTModule(GradientModule):
     @torch.no_grad()
     def on_train_start(self) -> None:
         """Compute the running statistics from the demonstrations if they have not been loaded."""
+        super().on_train_start()
         empty = self.policy.empty_statistics
         if not empty:
             return

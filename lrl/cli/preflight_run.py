@@ -252,7 +252,7 @@ class Preflight(L.Callback):
         trainable = {name for name, weight in weights.items() if weight.requires_grad}
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         owned = {id(weight) for group in groups for weight in group["params"]}
-        own_steps = not module.automatic_optimization
+        own_steps, wanted = not module.automatic_optimization, {id(weight) for weight in module.optimized_parameters()}
         rollouts = isinstance(module.run_data, RolloutDataModule)
         critic = set[int]() if rollouts else {id(weight) for weight in module.policy.critic_parameters()}
         is_trained = [name for name in trainable if id(weights[name]) not in critic]  # demonstrations train no critic
@@ -261,7 +261,7 @@ class Preflight(L.Callback):
             "advantages": _array(part.advantages),
             "before": before["evaluated"],
             "after": after["evaluated"],
-            "left_out": [] if own_steps else sorted(name for name in is_trained if id(weights[name]) not in owned),
+            "left_out": [] if own_steps else sorted(name for name in is_trained if id(weights[name]) in wanted - owned),
             "without_gradient": sorted({*self._without_gradient} & {f"policy.{name}" for name in is_trained}),
             "moved": max((moved[name] for name in trainable), default=0.0),
             "frozen_moved": sorted(name for name, change in moved.items() if change > 0 and name not in trainable),

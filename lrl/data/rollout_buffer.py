@@ -98,6 +98,12 @@ class RolloutDataModule(RunDataModule):
         """Number of minibatches per collection."""
         return self.num_epochs * self.num_minibatches
 
+    @property
+    def trained_per_collection(self) -> int:
+        """Number of minibatches per collection that are trained on; ``trainer.limit_train_batches`` may limit it."""
+        limit = math.inf if self.trainer is None else self.trainer.num_training_batches
+        return int(min(self.minibatches_per_collection, limit))
+
     def schedule_length(self, key: str, limit: float, of_collection: int = 1) -> float:
         """Return the number of steps over which a schedule decays.
 
@@ -119,7 +125,7 @@ class RolloutDataModule(RunDataModule):
     @property
     def has_untrained_minibatches(self) -> bool:
         """True if minibatches of the collection remain to be trained on."""
-        return self._batch is not None and self.trained_minibatches < self.minibatches_per_collection
+        return self._batch is not None and self.trained_minibatches < self.trained_per_collection
 
     @property
     def batch(self) -> TurnBatch | None:
@@ -218,8 +224,7 @@ class RolloutDataModule(RunDataModule):
         """
         assert self._batch is not None
         start, batch = index - index % accumulated, self._batch
-        limit = self.minibatches_per_collection if self.trainer is None else int(self.trainer.num_training_batches)
-        step = range(start, min(start + accumulated, limit))
+        step = range(start, min(start + accumulated, self.trained_per_collection))
         masks = [batch.response_mask[self._members(batch, minibatch)] for minibatch in step]
         return sum(map(len, masks)), sum(int(mask.sum()) for mask in masks)
 

@@ -162,7 +162,7 @@ class HeadPolicy(NativePolicy):
         self.critic_config, self.has_critic = critic, critic is not None
         self.initial_log_std, self.init_seed = initial_log_std, init_seed
         self.layers: nn.Sequential | None = None
-        self._reference: list[nn.Module] = []
+        self.copied_reference: list[nn.Module] = []
         self._state_cache = TextStateCache(language_model.state_cache_mb)
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -217,7 +217,8 @@ class HeadPolicy(NativePolicy):
         if not self.freeze_trunk:
             super().build_reference(warm_started)
         modules = self.whitening, self.layers, self.head
-        self._reference = [copy.deepcopy(module).requires_grad_(False) for module in modules if module is not None]
+        copies = [copy.deepcopy(module) for module in modules if module is not None]
+        self.copied_reference = [module.requires_grad_(False) for module in copies]
 
     def encode_observation(self, observation: Any) -> list[int]:
         """Return the token ids of one native observation.
@@ -250,7 +251,7 @@ class HeadPolicy(NativePolicy):
         """
         if reference:
             with without_gradient(self):
-                whitening, layers, _ = self._reference
+                whitening, layers, _ = self.copied_reference
                 return self._head_outputs(self._states(inputs, reference), whitening, layers)
         return self._head_outputs(self._states(inputs), self.whitening, self.layers)
 
@@ -354,5 +355,5 @@ class HeadPolicy(NativePolicy):
         return self.in_passes(batch, self._reference_logprobs)
 
     def _reference_logprobs(self, batch: TurnBatch) -> Tensor:
-        head: Any = self._reference[-1]
+        head: Any = self.copied_reference[-1]
         return head.logprobs_of(head.distribution(self.outputs(batch.inputs, reference=True)), batch.inputs)

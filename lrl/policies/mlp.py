@@ -60,7 +60,7 @@ class MLPPolicy(NativePolicy):
         self.critic_config = critic  # the constructor argument, which checkpoints store
         self.initial_log_std = initial_log_std
         self.actor: nn.Sequential | None = None
-        self._reference: list[MLPPolicy] = []
+        self.copied_reference: list[MLPPolicy] = []
 
     def connect_spaces(self, observation_space: gym.Space, action_space: gym.Space) -> None:
         """Set the spaces, which determine the numbers of inputs and outputs.
@@ -85,7 +85,7 @@ class MLPPolicy(NativePolicy):
 
     def build_reference(self, warm_started: bool) -> None:
         """Keep a copy of the current weights as the reference."""
-        self._reference = [copy.deepcopy(self).requires_grad_(False)]
+        self.copied_reference = [copy.deepcopy(self).requires_grad_(False)]
 
     def forward(self, seen: Tensor) -> Tensor:
         """Compute logits or means ``(row, action)`` from normalised observations ``(row, size)``."""
@@ -127,4 +127,4 @@ class MLPPolicy(NativePolicy):
     @torch.no_grad()
     def reference_logprobs(self, batch: TurnBatch) -> Tensor:
         """Compute log-probabilities ``(turn, 1)`` under the policy at the start of this run."""
-        return self._reference[0].evaluate(batch).logprobs
+        return self.copied_reference[0].evaluate(batch).logprobs

@@ -139,12 +139,12 @@ class Policy(Actor):
     """Largest importance weight of a token, if the log-probabilities of the generator differ from those that are
     trained on; None if tokens have no weights. Available after :meth:`configure`."""
 
-    _reference: Sequence[nn.Module] = ()
+    copied_reference: Sequence[nn.Module] = ()
     """Copies of small networks at the start of the run. They are not submodules and thus not in checkpoints."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move and cast the reference together with the policy, so that equal weights give equal results."""
-        for part in self._reference:
+        for part in self.copied_reference:
             part._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
@@ -382,7 +382,7 @@ class Policy(Actor):
         return self.encode_responses([response])[0]
 
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of demonstrated responses, with the end token that :meth:`act` would have sampled.
+        """Return the token ids of demonstrated responses, each with its end token.
 
         Raises:
             ValueError: If the policy cannot be trained on demonstrated responses, or cannot generate one of them.

@@ -141,7 +141,8 @@ class TextPolicy(Policy):
     def encode_responses(self, responses: Sequence[str]) -> list[list[int]]:
         """Return the token ids of demonstrated responses, each with the token that ends it.
 
-        Tokens after the first one that ends a response are omitted, because sampling stops there.
+        Tokens after the first one that ends a response are omitted, because sampling stops there. A stop text of
+        several tokens is not such a token: the end token follows it, although sampling stops at this text.
 
         Raises:
             ValueError: If the chat template puts an opening tag at the end of prompts, and a response does not begin

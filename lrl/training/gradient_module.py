@@ -32,15 +32,14 @@ from lrl.training.collect import VectorEnvRollouts
 from lrl.training.guards import FiniteSteps, PassLimit
 from lrl.training.metrics import derived
 from lrl.training.module import PolicyModule
-from lrl.training.optimizer import OptimizerConfig, step_sizes
+from lrl.training.optimizer import OptimizerConfig, no_op_loss, step_sizes
 from lrl.training.progress import ConsoleProgress
+from lrl.training.value_fit import values_of
 from lrl.training.weights import lora_alpha, shard_weights, start_from
 from lrl.types import Credit, Evaluation, Metrics, Rollout, TokenLoss, TurnBatch
 
 _T = TypeVar("_T")
 
-_CHUNK = 256
-"""Number of turns in one pass of a value network."""
 _MEASURED_SHARE, _MEASURED_TURNS = 1 / 8, (16, 256)
 """Share of a collection's turns on which ``train/update_kl`` is measured, and the minimum and maximum number."""
 
@@ -83,7 +82,8 @@ class GradientModule(PolicyModule, ABC):
         self.dropout_seed: int | None = None
         """Seed of dropout in the next step; None disables dropout. With dropout, the first ratio of RL would not be
         1."""
-        self._start, self._overwritten = "", set[str]()
+        self._start = self._reference = ""
+        self._overwritten = set[str]()
 
     # -- implemented by an algorithm --------------------------------------------------------------------------------
 
@@ -95,6 +95,11 @@ class GradientModule(PolicyModule, ABC):
     @property
     def needs_states(self) -> bool:
         """True if :meth:`advantages` compares turns with equal observations."""
+        return False
+
+    @property
+    def needs_groups(self) -> bool:
+        """True if :meth:`advantages` compares the episodes of a group."""
         return False
 
     def advantages(self, rollout: Rollout) -> Credit:
@@ -125,6 +130,24 @@ class GradientModule(PolicyModule, ABC):
         """
 
     # -- from a rollout to a step -----------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Connect the policy to its environment, and check that the data fits the algorithm.
+
+        Raises:
+            ValueError: If the algorithm needs rollouts, or groups of episodes, and the data has none.
+        """
+        super().setup(stage)
+        name, data = type(self).__name__, self.run_data
+        if stage != "fit" or type(self).advantages is GradientModule.advantages:
+            return
+        if not isinstance(data, RolloutDataModule):
+            raise ValueError(f"data is a {type(data).__name__}; it must be a RolloutDataModule for {name}.")
+        if self.needs_groups and data.group_size == 1:
+            raise ValueError(
+                f"data.group_size is 1; it must be at least 2, with data.num_groups, because {name} compares the "
+                "episodes of a group."
+            )
 
     def prepare(self, rollout: Rollout) -> TurnBatch:
         """Estimate the advantages of a rollout, and return its turns as a batch for the rollout buffer."""
@@ -326,6 +349,7 @@ class GradientModule(PolicyModule, ABC):
             self._start = fingerprint(self.policy)
         if self.needs_reference:
             self.policy.build_reference(warm_started=self.init_from is not None)
+            self._reference = fingerprint(nn.ModuleList(self.policy.copied_reference))
         if self.device_mesh is not None:
             shard_weights(self.policy, cast(Any, self.device_mesh))
 
@@ -339,6 +363,7 @@ class GradientModule(PolicyModule, ABC):
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"] |= {
             "start": self._start,
+            "reference": self._reference,
             "lora_alpha": lora_alpha(self.policy),
             "skip_updates": self.skip_updates,
             "skipped_steps": self.finite_steps.state(),
@@ -361,6 +386,11 @@ class GradientModule(PolicyModule, ABC):
                 f"model.init_from is {self.init_from!r}, whose weights differ from those that the run of ckpt_path "
                 "started from; resume with the same weights, because they define the reference policy."
             )
+        if saved.get("reference") and self._reference and saved["reference"] != self._reference:
+            raise ValueError(
+                "model.policy has other initial weights than in the run of ckpt_path, but they define the reference "
+                "policy; call seed_everything with the seed of that run before the module is created."
+            )
         super().on_load_checkpoint(checkpoint)
         self.skip_updates = bool(saved.get("skip_updates", False))
         if self.trainer.state.fn == "fit":
@@ -378,9 +408,13 @@ class GradientModule(PolicyModule, ABC):
         fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)
         steps, data = self.trainer.estimated_stepping_batches, self.run_data
         if self.optimizer.has_schedule and isinstance(data, RolloutDataModule):
-            of_collection = -(-data.minibatches_per_collection // self.trainer.accumulate_grad_batches)
+            of_collection = -(-data.trained_per_collection // self.trainer.accumulate_grad_batches)
             steps = data.schedule_length("model.optimizer.schedule", steps, of_collection)
-        return self.optimizer.make([{"params": self._trained}], steps, fused)
+        return self.optimizer.make([{"params": self.optimized_parameters()}], steps, fused)
+
+    def optimized_parameters(self) -> list[nn.Parameter]:
+        """Return the weights that the optimiser updates: all trainable ones."""
+        return self._trained
 
     def on_fit_start(self) -> None:
         """Reject FSDP1, under which each rank sees only a part of the gradient's norm, and enable fused kernels.
@@ -389,6 +423,7 @@ class GradientModule(PolicyModule, ABC):
             ValueError: If the strategy is FSDP1, if fused kernels are not available for the model, or if the learning
                 rate is to be adapted to the divergence but nothing is sampled.
         """
+        super().on_fit_start()
         if not isinstance(self.run_data, RolloutDataModule):
             self.optimizer.require_fixed_rate()
         if isinstance(self.trainer.strategy, FSDPStrategy):
@@ -470,31 +505,3 @@ class GradientModule(PolicyModule, ABC):
     def publish_training(self) -> None:
         """Log what training recorded since the last row."""
         self.publish(self.flush() | {"train/skipped_steps": float(self.finite_steps.flush())})
-
-
-@torch.no_grad()
-def values_of(policy: Policy, batch: TurnBatch) -> Tensor:
-    """Return the values before all tokens, float ``(turn, token)``, with the current weights."""
-
-    def values_of_pass(turns: TurnBatch) -> Tensor:
-        values = policy.critic_view(turns)
-        chunks = torch.arange(len(turns), device=turns.response_mask.device).split(_CHUNK)
-        return at_least_float32(torch.cat([values(chunk) for chunk in chunks]))
-
-    return policy.in_passes(batch, values_of_pass)
-
-
-def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
-    """Return a loss of 0 that is attached to the graph, so that the step makes all of its collective calls.
-
-    One turn is evaluated, because forward passes gather sharded weights; it is all zeros if the batch is empty.
-    """
-    turn = batch[torch.zeros(1, dtype=torch.long)] if len(batch) else batch.map(_one_like)
-    evaluation = policy.evaluate(turn)
-    outputs = (evaluation.logprobs, evaluation.entropy, evaluation.values)
-    return torch.stack([output.sum() * 0.0 for output in outputs if output is not None]).sum()
-
-
-def _one_like(tensor: Tensor) -> Tensor:
-    """Return one row with the shape of an empty tensor's rows, filled with True or 0."""
-    return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)

@@ -34,7 +34,14 @@ from lrl.policies.policy import Policy
 from lrl.rollouts.examples import add_examples
 from lrl.training.guards import DeferredSignals, Interruption, requeue_signals
 from lrl.training.metrics import MetricMeans, State, log_row
-from lrl.training.resume import check_settings, correct_loop_counters, read_whole, settings_of
+from lrl.training.resume import (
+    check_settings,
+    correct_loop_counters,
+    optimizer_settings,
+    read_whole,
+    restore_optimizer_settings,
+    settings_of,
+)
 
 _NOTHING = nullcontext()  # shared, because it has no state
 
@@ -61,6 +68,7 @@ class RunModule(L.LightningModule, ABC):
         self._means = MetricMeans()
         self._validated = -1
         self._settings: dict[str, Any] = {}
+        self._optimizer_settings: list[dict[str, Any]] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; ``_current_fx_name``, which Lightning sets at each hook, bypasses ``nn.Module``."""
@@ -103,6 +111,15 @@ class RunModule(L.LightningModule, ABC):
             if of_training and isinstance(callback, ModelCheckpoint) and callback._save_on_train_epoch_end is None:
                 callback._save_on_train_epoch_end = True
         return []
+
+    def on_fit_start(self) -> None:
+        """Keep the settings of the optimisers, which Lightning replaces by those of the checkpoint."""
+        self._optimizer_settings = optimizer_settings(self.trainer)
+
+    def on_train_start(self) -> None:
+        """Let the optimisers of a resumed run have its own settings, not those of the checkpoint."""
+        config = getattr(self, "optimizer", None)
+        restore_optimizer_settings(self.trainer, self._optimizer_settings, config and config.limits)
 
     def count_update(self) -> None:
         """Count an update of a module without automatic optimisation in Lightning's step counter.
@@ -217,8 +234,12 @@ class RunModule(L.LightningModule, ABC):
         self.deferred_signals.__enter__()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Handle signals received during the step."""
-        self.deferred_signals.__exit__()
+        """Handle signals received during the step, but not between accumulated minibatches.
+
+        The gradients of these would be missing from a checkpoint that the handler of a signal writes.
+        """
+        if not self.trainer.fit_loop._should_accumulate():
+            self.deferred_signals.__exit__()
 
     def flush(self) -> dict[str, float]:
         """Return the means and maxima of the metrics over ranks, and reset them; all ranks must call it."""

@@ -1,4 +1,4 @@
-"""Optimiser and learning-rate schedule of a run, and the sizes of its steps."""
+"""Optimiser and learning-rate schedule of a run, the sizes of its steps, and steps without effect."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from lrl.data.rollout_buffer import RolloutDataModule
+from lrl.policies.policy import Policy
 from lrl.ranges import HalfOpenUnitInterval, NonNegativeFloat, PositiveFloat, check_fields
 from lrl.training.module import PolicyModule
+from lrl.types import TurnBatch
 
 OptimizerFactory = Callable[[Iterable[dict[str, Any]]], torch.optim.Optimizer]
 _MIN_KL = 1e-6
@@ -37,7 +39,7 @@ class OptimizerConfig:
     """Divergence KL(old || new) of the update of one collection, in nats per token, to which the learning rate is
     adapted as in arXiv:2109.11978, but per collection instead of per minibatch: after an update with more than twice
     this divergence it is divided by 1.5, and after one with less than half of it multiplied by 1.5, within the limits
-    of :meth:`adapted`. Null does not adapt it. The divergence is estimated from at most 256 turns, which is
+    of :attr:`limits`. Null does not adapt it. The divergence is estimated from at most 256 turns, which is
     too few for a nearly deterministic policy (``docs/experiments/boards.md``)."""
     factory: OptimizerFactory | None = None
     """Creates another optimiser from parameter groups; null uses AdamW with ``lr`` and ``weight_decay``."""
@@ -72,8 +74,13 @@ class OptimizerConfig:
                 "divergence from the policy that sampled."
             )
 
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """Smallest and largest learning rate if it is adapted: a hundredth and ten times ``lr``."""
+        return None if self.update_kl is None else (self.lr / 100, 10 * self.lr)
+
     def adapted(self, lr: float, kl: float) -> float:
-        """Return the learning rate of the next collection, between a hundredth and ten times the configured one.
+        """Return the learning rate of the next collection, within :attr:`limits`.
 
         Args:
             lr: learning rate of the last update.
@@ -81,11 +88,12 @@ class OptimizerConfig:
                 which all advantages are 0, says nothing about the learning rate and does not change it.
         """
         assert self.update_kl is not None
+        assert self.limits is not None
         if kl > 2 * self.update_kl:
             lr /= 1.5
         elif _MIN_KL < kl < self.update_kl / 2:
             lr *= 1.5
-        return min(max(lr, self.lr / 100), 10 * self.lr)
+        return min(max(lr, self.limits[0]), self.limits[1])
 
     def make(self, groups: list[dict[str, Any]], total_steps: float, fused: bool) -> Any:
         """Return the optimiser, with its schedule if it has one, in the format of ``configure_optimizers``.
@@ -159,3 +167,19 @@ def step_sizes(module: PolicyModule, mask: Tensor) -> tuple[Tensor, Tensor]:
     totals = torch.tensor(sizes, dtype=torch.float32, device=mask.device) / trainer.accumulate_grad_batches
     turns, tokens = trainer.strategy.reduce(totals, reduce_op="mean")
     return turns, tokens
+
+
+def no_op_loss(policy: Policy, batch: TurnBatch) -> Tensor:
+    """Return a loss of 0 that is attached to the graph, so that the step makes all of its collective calls.
+
+    One turn is evaluated, because forward passes gather sharded weights; it is all zeros if the batch is empty.
+    """
+    turn = batch[torch.zeros(1, dtype=torch.long)] if len(batch) else batch.map(_one_like)
+    evaluation = policy.evaluate(turn)
+    outputs = (evaluation.logprobs, evaluation.entropy, evaluation.values)
+    return torch.stack([output.sum() * 0.0 for output in outputs if output is not None]).sum()
+
+
+def _one_like(tensor: Tensor) -> Tensor:
+    """Return one row with the shape of an empty tensor's rows, filled with True or 0."""
+    return tensor.new_full((1, *tensor.shape[1:]), tensor.dtype == torch.bool)

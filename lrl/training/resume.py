@@ -8,10 +8,11 @@ import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
+from torch.optim.lr_scheduler import LambdaLR
 
 from lrl.functional.distributed import consolidated_checkpoint, is_sharded_checkpoint, shards_parameters
 
@@ -189,6 +190,37 @@ def correct_loop_counters(loops: dict[str, Any], validated: int) -> None:
     done = int(trained == 0 or validated == total)
     progress = _all_equal(1) | {"processed": done, "completed": done}  # if not done, Lightning validates first
     fit["epoch_loop.val_loop.batch_progress"].update(total=progress, current=dict(progress), is_last_batch=bool(done))
+
+
+def optimizer_settings(trainer: L.Trainer) -> list[dict[str, Any]]:
+    """Return the settings of each parameter group of all optimisers, such as the learning rate."""
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+
+def restore_optimizer_settings(
+    trainer: L.Trainer, settings: Sequence[Mapping[str, Any]], limits: tuple[float, float] | None
+) -> None:
+    """Give the optimisers the settings of this run again after Lightning has loaded those of a checkpoint.
+
+    The momenta, and the position in the learning-rate schedule, are those of the checkpoint. If it has no schedule, the
+    position is the number of optimiser steps.
+
+    Args:
+        trainer: trainer whose optimisers have been restored.
+        settings: settings of their parameter groups, from :func:`optimizer_settings`.
+        limits: smallest and largest learning rate, if it is adapted; the rate in the checkpoint is then kept within
+            them.
+    """
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    for group, configured in zip(groups, settings, strict=True):
+        rate = configured["lr"] if limits is None else min(max(group["lr"], limits[0]), limits[1])
+        group.update(configured, lr=rate)
+    for scheduler in (cast(LambdaLR, entry.scheduler) for entry in trainer.lr_scheduler_configs):
+        scheduler.last_epoch = scheduler.last_epoch or trainer.global_step
+        scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+        for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+            group["lr"] = group["initial_lr"] * factor(scheduler.last_epoch)
 
 
 def _all_equal(count: int) -> dict[str, int]:

@@ -1,18 +1,24 @@
-"""Fit of a critic with separate weights to the returns of a collection."""
+"""Values of a collection, and the fit of a critic with separate weights to its returns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lrl.functional.random import permutation
+from lrl.lm.heads import at_least_float32
 from lrl.policies.policy import Policy
 from lrl.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, check_fields
-from lrl.training.gradient_module import GradientModule
 from lrl.types import TurnBatch
+
+if TYPE_CHECKING:
+    from lrl.training.gradient_module import GradientModule
+
+_CHUNK = 256
+"""Number of turns in one pass of a value network."""
 
 _SETTINGS_OF = {"lbfgs": ("iterations",), "adam": ("lr", "num_epochs", "num_minibatches")}
 """The settings that each method uses, besides ``l2``."""
@@ -51,6 +57,19 @@ class ValueFit:
             weights: weights of the critic.
         """
         return [] if self.method == "lbfgs" else [torch.optim.Adam(weights, lr=self.lr, fused=True)]
+
+
+@torch.no_grad()
+def values_of(policy: Policy, batch: TurnBatch) -> Tensor:
+    """Return the values before all tokens, float ``(turn, token)``, with the current weights."""
+
+    def values_of_pass(turns: TurnBatch) -> Tensor:
+        """Return the values of the turns of one pass."""
+        values = policy.critic_view(turns)
+        chunks = torch.arange(len(turns), device=turns.response_mask.device).split(_CHUNK)
+        return at_least_float32(torch.cat([values(chunk) for chunk in chunks]))
+
+    return policy.in_passes(batch, values_of_pass)
 
 
 def fit_values(module: GradientModule, batch: TurnBatch, fit: ValueFit) -> Tensor:

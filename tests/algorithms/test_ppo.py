@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 from commands import run_words
@@ -262,6 +263,21 @@ def test_a_critic_without_weights_of_its_own_cannot_be_fitted(tmp_path, monkeypa
         reward_of(module, chain_data(), tmp_path, epochs=1)
 
 
+def test_weight_decay_does_not_change_a_fitted_critic(tmp_path, monkeypatch):
+    fitted, fit_values = [], ppo_file.fit_values
+
+    def fit(module, *given):
+        error = fit_values(module, *given)
+        fitted[:] = [weight.detach().clone() for weight in module.policy.critic_parameters()]
+        return error
+
+    monkeypatch.setattr(ppo_file, "fit_values", fit)
+    decaying = OptimizerConfig(lr=1e-2, weight_decay=1.0)
+    module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), decaying, critic=CriticConfig(fit=ValueFit()))
+    make_trainer(tmp_path, max_epochs=1).fit(module, datamodule=chain_data())
+    assert fitted and all(map(torch.equal, module.policy.critic_parameters(), fitted))
+
+
 def test_minibatches_after_target_kl_is_exceeded_are_skipped(tmp_path):
     module = PPOValueHeadModule(MLPPolicy((16,), init_seed=0), optimizer=OptimizerConfig(lr=5e-2), target_kl=1e-4)
     trainer = make_trainer(tmp_path, max_epochs=2)
@@ -378,6 +394,33 @@ def test_a_job_that_is_requeued_while_the_critic_is_fitted_resumes_bit_identical
     ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert resumed.logger.rows == whole.logger.rows[-len(resumed.logger.rows) :]
+
+
+@pytest.mark.parametrize("minibatch", [0, 1])
+def test_a_job_that_is_requeued_between_accumulated_minibatches_resumes_bit_identical(tmp_path, minibatch):
+    path = tmp_path / "requeue.ckpt"
+
+    class Requeue(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.current_epoch == 1 and batch_idx == minibatch and not path.exists():
+                signal.raise_signal(signal.SIGUSR1)
+
+    def fit(name, *callbacks, **given):
+        module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0))
+        options = {"max_epochs": 3, "accumulate_grad_batches": 2, "enable_checkpointing": False}
+        trainer = make_trainer(tmp_path / name, *callbacks, **options)
+        signal.signal(signal.SIGUSR1, lambda *_: trainer.save_checkpoint(path))
+        trainer.fit(module, datamodule=chain_data(num_epochs=2, num_minibatches=2), **given)
+        return trainer
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        whole = fit("whole", Requeue())
+        resumed = fit("resumed", ckpt_path=path, weights_only=True)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    ours, theirs = (trainer.lightning_module.state_dict() for trainer in (resumed, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_bandit_credit_with_unfinished_episodes_raises(tmp_path):

@@ -79,13 +79,6 @@ def test_an_episode_that_continues_in_the_next_collection_raises():
             module.advantages(rollout)
 
 
-def test_a_baseline_over_groups_of_one_raises():
-    alone = two_turns().replace(group=torch.tensor([0, 1]))
-    REINFORCEPlusPlusModule(Silent()).advantages(alone)
-    with pytest.raises(ValueError, match="data.group_size is 1; it must be at least 2"):
-        REINFORCEPlusPlusModule(Silent(), group_baseline=True).advantages(alone)
-
-
 def test_the_loss_equals_its_formula():
     logprobs, old = torch.tensor([[-1.0, -0.5], [-2.0, 0.0]]), torch.tensor([[-1.5, -0.4], [-1.2, 0.0]])
     mask, advantages = torch.tensor([[True, True], [True, False]]), torch.tensor([[1.0, -2.0], [-0.5, 0.0]])

@@ -225,7 +225,7 @@ def test_a_copied_reference_is_converted_with_the_policy(folders, kind, dtype):
     batch = batch_of(acted(kind, policy))
     far = (policy.reference_logprobs(batch) - policy.evaluate(batch).logprobs) * batch.response_mask
     assert far.abs().max() == 0, f"{float(far.abs().max()):.1e} nats"
-    copied = [*policy.language_model.copied_reference, *policy._reference]
+    copied = [*policy.language_model.copied_reference, *policy.copied_reference]
     assert {weight.dtype for part in copied for weight in part.parameters()} == {dtype}
 
 

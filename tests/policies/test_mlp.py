@@ -14,7 +14,7 @@ from lrl.evaluation.episodes import evaluate_policy
 from lrl.functional.distributions import Gaussian
 from lrl.lm.heads import RunningNorm, RunningWhitening, mlp
 from lrl.policies.mlp import MLPPolicy
-from lrl.training import gradient_module
+from lrl.training import value_fit
 from lrl.types import NativeTurn, RandomKeys, SamplingConfig
 
 
@@ -215,8 +215,8 @@ def test_probabilities_and_values_are_computed_in_float32_under_autocast():
 def test_values_of_many_turns_equal_those_of_single_turns(monkeypatch):
     policy = network(*SPACES["box"])
     batch = batch_of(policy.act([BOX.sample() for _ in range(50)], [()] * 50, keys(50), policy.sampling))
-    monkeypatch.setattr(gradient_module, "_CHUNK", 8)
-    torch.testing.assert_close(gradient_module.values_of(policy, batch), policy.evaluate(batch).values)
+    monkeypatch.setattr(value_fit, "_CHUNK", 8)
+    torch.testing.assert_close(value_fit.values_of(policy, batch), policy.evaluate(batch).values)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16-true", "16-true"])

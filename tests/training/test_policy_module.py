@@ -3,13 +3,18 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
-from tiny_runs import demonstrations, grpo, make_trainer, rollout_data, save_tiny_model, sft, text_policy
+from tiny_runs import demonstrations, grpo, make_trainer, network, rollout_data, save_tiny_model, sft, text_policy
 
+from lrl.algorithms.grpo import GRPOModule, KLConfig
 from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
+from lrl.algorithms.trpo import TRPOModule
 from lrl.lm.config import LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
+from lrl.policies.mlp import MLPPolicy
 from lrl.rollouts.examples import draw_examples
 from lrl.training.checkpoint import CollectionCheckpoint
 
@@ -268,3 +273,80 @@ def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
     trainer.fit(module, datamodule=data)
     assert any("train/loss" in row for _, row in trainer.logger.rows)
     assert all(torch.isfinite(weight).all() for weight in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "rates"),
+    [
+        ({"lr": 1e-2, "schedule": "constant"}, {"lr": 1e-4, "schedule": "constant"}, [1e-4] * 4),
+        ({"lr": 1e-2, "schedule": "constant"}, {"lr": 1e-3, "schedule": "linear"}, [5e-4, 3.75e-4, 2.5e-4, 1.25e-4]),
+        ({"lr": 1e-2, "schedule": "linear"}, {"lr": 1e-3, "schedule": "linear"}, [5e-4, 3.75e-4, 2.5e-4, 1.25e-4]),
+        ({"lr": 1e-2, "schedule": "linear"}, {"lr": 1e-3, "schedule": "constant"}, [1e-3] * 4),
+        ({"lr": 1e-2, "schedule": "constant"}, {"lr": 1e-5, "schedule": "constant", "update_kl": 9.0}, [1e-4] * 4),
+    ],
+)
+def test_a_resumed_run_has_its_own_learning_rate_schedule_and_weight_decay(tmp_path, before, after, rates):
+    """Two collections of four steps; the run is ended after the first, where a schedule is at its half or its end."""
+    seen = []
+
+    class Rates(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            seen.extend((group["lr"], group["weight_decay"]) for group in optimizer.param_groups)
+
+    def run(optimizer, epochs, **options):
+        trainer = make_trainer(tmp_path, CollectionCheckpoint(1), Rates(), max_epochs=epochs)
+        trainer.fit(network(None, optimizer=optimizer), datamodule=rollout_data("network"), **options)
+
+    run(before, 1)
+    seen.clear()
+    run(after | {"weight_decay": 0.3}, 2, ckpt_path=last(tmp_path), weights_only=True)
+    assert [rate for rate, _ in seen] == pytest.approx(rates)
+    assert {decay for _, decay in seen} == {0.3}
+
+
+def test_a_reference_of_other_initial_weights_raises_at_resume(tmp_path):
+    def run(seed, epochs, coef=0.1, **options):
+        torch.manual_seed(seed)
+        module = GRPOModule(MLPPolicy((8,)), kl=KLConfig(coef=coef))
+        fit(module, tmp_path, data=rollout_data("episodes", num_groups=2), max_epochs=epochs, **options)
+
+    run(1, 1)
+    run(1, 2, ckpt_path=last(tmp_path))
+    with pytest.raises(ValueError, match=r"^model.policy has other initial weights than in the run of ckpt_path"):
+        run(2, 3, ckpt_path=last(tmp_path))
+    run(2, 3, coef=0.0, ckpt_path=last(tmp_path))
+
+
+# -- data that does not fit the algorithm -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "trpo", "reinforce++"])
+def test_an_algorithm_for_rollouts_rejects_demonstrations(folder, tmp_path, kind):
+    policy = text_policy(folder, value_head=ValueHeadConfig(hidden_sizes=(8,)))
+    modules = {
+        "grpo": GRPOModule,
+        "ppo": PPOValueHeadModule,
+        "trpo": TRPOModule,
+        "reinforce++": REINFORCEPlusPlusModule,
+    }
+    complaint = f"^data is a DemonstrationsDataModule; it must be a RolloutDataModule for {modules[kind].__name__}."
+    with pytest.raises(ValueError, match=complaint):
+        fit(modules[kind](policy), tmp_path, data=demonstrations())
+
+
+@pytest.mark.parametrize("sizes", [{"group_size": 1}, {"num_groups": None, "num_envs": 4, "group_size": 1}])
+def test_groups_of_one_episode_raise(tmp_path, sizes):
+    for module in (GRPOModule(MLPPolicy((8,))), REINFORCEPlusPlusModule(MLPPolicy((8,)), group_baseline=True)):
+        with pytest.raises(ValueError, match=r"^data.group_size is 1; it must be at least 2, with data.num_groups"):
+            fit(module, tmp_path, data=rollout_data("episodes", **sizes))
+    fit(REINFORCEPlusPlusModule(MLPPolicy((8,))), tmp_path, data=rollout_data("episodes", **sizes))
+
+
+# -- trainer.limit_train_batches --------------------------------------------------------------------------------------
+
+
+def test_a_limited_collection_counts_as_trained_and_ends_the_schedule(tmp_path):
+    data = rollout_data("network", max_env_steps=144, num_minibatches=4)
+    trainer = fit(network(None), tmp_path, data=data, max_epochs=9, limit_train_batches=3)
+    assert trainer.global_step == 9 and trainer.optimizers[0].param_groups[0]["lr"] == 0
+    assert "batches" not in saved(tmp_path)["RolloutDataModule"]
