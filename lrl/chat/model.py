@@ -97,8 +97,3 @@ def estimated_tokens(conversation: Sequence[Message]) -> int:
     """
     texts = [message["content"].encode("utf-8", "replace") for message in conversation]
     return sum(_TOKENS_PER_MESSAGE + len(_PIECES.findall(text)) for text in texts)
-
-
-def encodable(text: str) -> str:
-    """Return a text in which question marks replace unpaired surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from lrl.files import resolve
-from lrl.prompts import Message
+from lrl.prompts import Message, encodable
 
 PLAIN = (
     "{% for message in messages %}"
@@ -34,6 +34,8 @@ CHATML = (
 _DATE = datetime.date(2024, 7, 26)
 """Date that templates write if they ask for today's: prompts must not depend on the day of a run. Llama 3's templates
 write the same if they do not know the date."""
+_TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+"""Call by which a template asks for today's date in a format."""
 _SYSTEM, _USER, _RESPONSE, _AGAIN = _CHAT = (
     {"role": "system", "content": "Lrl-system"},
     {"role": "user", "content": "Lrl-user"},
@@ -62,7 +64,8 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Any, chat_template: str) -> None:
-        self._tokenizer, self.text = tokenizer, _template_text(tokenizer, chat_template)
+        text = _template_text(tokenizer, chat_template)
+        self._tokenizer, self.text = tokenizer, _TODAY.sub(lambda call: repr(_DATE.strftime(call[2])), text)
         self._merges_system = False
         self._merges_system = not self._takes_system()
         self.multi_turn_error = self._check_turns()
@@ -85,11 +88,7 @@ class ChatTemplate:
         messages = _merge_system(messages) if self._merges_system else list(messages)
         try:
             return self._tokenizer.apply_chat_template(
-                messages,
-                chat_template=self.text,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=_DATE.strftime,
+                messages, chat_template=self.text, tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except Exception as error:  # a template can raise any error
             roles = ", ".join(message["role"] for message in messages)
@@ -295,7 +294,7 @@ class ControlTokens:
         """
         if self._copy is None:
             self._copy = _with_marked_controls(self._tokenizer, self._texts)
-        return self._copy.encode(text, add_special_tokens=False).ids
+        return self._copy.encode(encodable(text), add_special_tokens=False).ids
 
 
 def _marked(text: str) -> str:

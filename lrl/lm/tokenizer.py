@@ -14,7 +14,7 @@ from typing import Any
 from lrl.codecs.codec import TextCodec
 from lrl.lm.chat_template import OBSERVATION, OTHER_TEMPLATES, ChatTemplate, ControlTokens, PromptFrame
 from lrl.lm.files import configured_end_ids, first_line, sources
-from lrl.prompts import Message, PromptTemplate, get_response_format
+from lrl.prompts import Message, PromptTemplate, encodable, get_response_format
 from lrl.types import History, PastTurn
 
 _CACHED_PROMPTS = 4096
@@ -260,11 +260,13 @@ class ChatTokenizer:
             return [self.encode_text(text) for text in texts]
         backend.no_truncation()
         backend.no_padding()
-        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [
+            encoding.ids for encoding in backend.encode_batch_fast([*map(encodable, texts)], add_special_tokens=False)
+        ]
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a text inside a conversation: no special tokens are added."""
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.encode(encodable(text), add_special_tokens=False)
 
     def _prompt_text(self, messages: Sequence[Message]) -> tuple[str, bool]:
         """Return the text of a prompt, and whether its control tokens are marked.

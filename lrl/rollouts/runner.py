@@ -328,10 +328,10 @@ def observation_key(observation: Any) -> int:
 def _parts(observation: Any) -> Iterator[bytes]:
     """Yield the parts of an observation in a canonical order."""
     if isinstance(observation, str):
-        yield text_of(observation).encode()
+        yield text_of(observation).encode(errors="surrogatepass")
     elif isinstance(observation, Mapping):
         for name in sorted(observation):
-            yield str(name).encode()
+            yield str(name).encode(errors="surrogatepass")
             yield from _parts(observation[name])
     elif isinstance(observation, tuple):
         for part in observation:

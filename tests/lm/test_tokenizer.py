@@ -10,6 +10,7 @@ import pytest
 from lrl.codecs.toy_text import FrozenLakeCodec
 from lrl.lm.tokenizer import ChatTokenizer
 from lrl.prompts import Message, PromptTemplate
+from lrl.rollouts.runner import observation_key
 from lrl.types import PastTurn
 
 FOLDER = Path(__file__).parents[2] / "assets" / "tiny-lm"
@@ -211,3 +212,13 @@ def test_it_can_be_copied_and_sent_to_another_process(chat: ChatTokenizer) -> No
 def test_prompts_do_not_depend_on_the_date(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }} " + tokenizer.chat_template
     assert text(ChatTokenizer(tokenizer)).startswith("26 Jul 2024 <|im_start|>system")
+
+
+def test_half_of_a_surrogate_pair_is_encoded_as_a_question_mark(chat: ChatTokenizer) -> None:
+    """JSON may contain one, and UTF-8 cannot."""
+    for texts in (("a \ud83d b", "a ? b"), ("<|im_end|> \ud83d", "<|im_end|> ?")):
+        broken, plain = (chat.encode_chat([{"role": "user", "content": text}]) for text in texts)
+        assert broken == plain
+        assert chat.encode_observation(texts[0]) == chat.encode_observation(texts[1])
+        assert chat.encode_texts(texts)[0] == chat.encode_texts(texts)[1]
+    assert isinstance(observation_key("\ud83d"), int)
