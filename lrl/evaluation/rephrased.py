@@ -69,6 +69,12 @@ class RephrasedCodec(TextCodec):
             raise ValueError(
                 f"observations has {error.pattern!r}, which is not a regular expression: {error}."
             ) from error
+        listed = ", ".join(codec.action_texts)
+        if phrasing.order and phrasing.description is None and listed not in codec.description:
+            raise ValueError(
+                f"order is {list(phrasing.order)}, but the description does not list the actions ({listed}); give a "
+                "description."
+            )
         self._names = re.compile(r"(?<!\w)(" + "|".join(map(re.escape, codec.action_texts)) + r")(?!\w)")
         self.has_expert, self.needs_context = codec.has_expert, codec.needs_context
         self.tags_observations = codec.tags_observations
@@ -83,9 +89,11 @@ class RephrasedCodec(TextCodec):
         """The given description, or the codec's own with the new names in the given order."""
         if self.phrasing.description is not None:
             return self.phrasing.description
-        # The names in the description are replaced one after another by the new names in the given order.
-        order = iter(self.phrasing.order or self._codec.action_texts or ())
-        return self._names.sub(lambda match: self._new[next(order, match[0])], self._codec.description)
+        before, listed, after = self._codec.description, "", ""
+        if self.phrasing.order:  # the list of the actions is at the end; other names in the text keep their places
+            before, listed, after = before.rpartition(", ".join(self._codec.action_texts or ()))
+            listed = ", ".join(self._new[name] for name in self.phrasing.order)
+        return self.rephrase_response(before) + listed + self.rephrase_response(after)
 
     @property
     def action_space(self) -> gym.Space | None:

@@ -52,6 +52,15 @@ def test_another_order_changes_the_description_only():
     assert codec.action_texts == BabyAICodec().action_texts
 
 
+def test_names_of_actions_in_the_text_before_their_list_keep_their_places():
+    car = GymnasiumEnvs("MountainCar-v0").codec
+    assert RephrasedCodec(car, Phrasing(observations={"x": "y"})).description == car.description
+    swapped = RephrasedCodec(car, Phrasing(actions={"left": "west", "right": "east"})).description
+    assert "the flag on the east hill" in swapped and swapped.endswith("Actions: west, coast, east.")
+    order = RephrasedCodec(car, Phrasing(order=("right", "coast", "left"))).description
+    assert "the flag on the right hill" in order and order.endswith("Actions: right, coast, left.")
+
+
 def test_observations_are_replaced_by_regular_expressions_one_after_the_other():
     codec = RephrasedCodec(FrozenLakeCodec(), read_phrasings(FROZEN_LAKE)["words"])
     assert codec.observation_to_text(6, MAP).startswith("You stand in row 1, column 2.\nS F F F\nF H A H\n")
