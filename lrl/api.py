@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def train(
         ValueError: If the run directory is not empty, or there is no checkpoint at ``ckpt_path``.
     """
     silence_libraries()
+    started = time.monotonic()
     checkpoint = None if ckpt_path is None else str(checkpoint_file(Path(ckpt_path), "ckpt_path"))
     used, in_checkpoints = list(callbacks), _ConfigInCheckpoints()
     settings: dict[str, Any] = QUIET | {"max_epochs": max_epochs}
@@ -84,6 +86,8 @@ def train(
             in_checkpoints.config = config_text(module, data)
         trainer = L.Trainer(callbacks=[*used, in_checkpoints], **settings | trainer_settings)
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+        if directory is not None:
+            logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
     except BaseException:
         if directory is not None and not in_checkpoints.begun:
             directory.discard()

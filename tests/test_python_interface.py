@@ -17,6 +17,7 @@ from tiny_runs import demonstrations, grpo, network, ppo, rollout_data, save_tin
 import lrl
 from lrl.api import QUIET, config_text
 from lrl.codecs.numbers import NumberFormat
+from lrl.evaluation.comparison import minutes_of
 from lrl.lm.config import LoRAConfig
 
 CPU = {"accelerator": "cpu", "limit_val_batches": 0}
@@ -57,6 +58,7 @@ def test_a_run_directory_is_complete_and_its_policy_can_be_loaded(tmp_path, capf
     assert "collection 2/2" in capfd.readouterr().err and "collection 2/2" in (run / "run.log").read_text()
     with (run / "metrics.csv").open() as file:
         assert len([row for row in csv.DictReader(file) if row["train/loss"]]) == 2
+    assert minutes_of(run) is not None
     logger = logging.getLogger("lrl")
     assert logger.propagate and not logger.handlers and "LRL_RUN_DIRECTORY" not in os.environ
     ours, loaded = (lrl.evaluate(policy, data.env, episodes=5, temperature=1.0) for policy in (module.policy, run))

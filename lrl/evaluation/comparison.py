@@ -90,10 +90,10 @@ class Comparison:
     def pairs_needed(self) -> float:
         """Return the smallest number of pairs that would detect the observed mean difference with power 0.8.
 
-        It is at least 2, and infinite if the mean difference is 0. At least two pairs must be given, from which the
-        standard deviation is estimated.
+        It is at least 2, and infinite if the mean difference is 0 up to rounding. At least two pairs must be given, to
+        estimate the standard deviation.
         """
-        if self.mean == 0:
+        if abs(self.mean) <= _ROUNDING * max(np.abs(self.values).max(), np.abs(self.baseline).max()):
             return math.inf
         spread = self.standard_deviation
         return pairs_needed(abs(self.mean) / spread) if spread > 0 else 2
@@ -151,8 +151,10 @@ def smallest_effect(pairs: int) -> float:
     return float(cast(float, brentq(lambda effect: power_of_pairs(effect, pairs) - POWER, 0.0, 30.0)))
 
 
-def pairs_needed(effect: float) -> int:
+def pairs_needed(effect: float) -> float:
     """Return the smallest number of pairs, at least 2, that detect an effect above 0 with power 0.8.
+
+    It is infinite for an effect so small that a billion pairs would not detect it.
 
     Args:
         effect: mean difference over the standard deviation of the differences.
@@ -160,6 +162,8 @@ def pairs_needed(effect: float) -> int:
     from scipy.stats import norm
 
     enough = ((norm.isf(_ALPHA / 2) + norm.isf(1 - POWER)) / effect) ** 2  # with a known standard deviation
+    if enough > 1e9:
+        return math.inf
     pairs = max(2, math.ceil(enough))
     while power_of_pairs(effect, pairs) < POWER:  # an estimated deviation needs about 2 more
         pairs += 1
@@ -168,6 +172,8 @@ def pairs_needed(effect: float) -> int:
 
 # Groups of runs.
 
+_ROUNDING = 1e-12
+"""Difference of means that is 0 up to rounding, as a share of the largest value."""
 ABSENT = "not set"
 """Text of a setting that the configuration of a group does not contain."""
 _CLASS = "class_path"
@@ -323,7 +329,13 @@ def read_config(run: Path) -> dict[str, Any]:
     file = run / "config.yaml"
     if not file.is_file():
         raise ValueError(f"run is {str(run)!r}, which is not a run directory: it has no config.yaml.")
-    return from_yaml(file.read_text(encoding="utf-8"))
+    try:
+        config = from_yaml(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        config = None
+    if not isinstance(config, dict) or not all(isinstance(config.get(name, {}), dict) for name in ("model", "data")):
+        raise ValueError(f"run is {str(run)!r}, whose config.yaml is damaged; leave the run out, or write it again.")
+    return config
 
 
 def environment_of(run: Path) -> str:
@@ -389,8 +401,8 @@ def last_and_best(run: Path, metric: str) -> tuple[float, float]:
         ValueError: If the run has not logged the metric.
     """
     values = [float(row[metric]) for row in logged_rows(run, metric)]
-    choose = best_of(metric)
-    return values[-1], choose(values) if choose else values[-1]
+    choose, numbers = best_of(metric), [value for value in values if not math.isnan(value)]
+    return values[-1], choose(numbers) if choose and numbers else values[-1]
 
 
 def minutes_range(minutes: Iterable[float | None]) -> str:
@@ -445,18 +457,24 @@ def read_figures(paths: Sequence[Path], metric: str) -> tuple[dict[int, float], 
         The values by seed, and whether the minimum and maximum of the possible values are known.
 
     Raises:
-        ValueError: If a path does not exist or lacks the metric, or two runs have the same seed.
+        ValueError: If a path does not exist, is damaged or lacks the metric, if a value is NaN, or if two runs have the
+            same seed.
     """
     values: dict[int, float] = {}
     bounded = bounds_of({"metric": metric}) is not None
     for path in paths:
-        if path.suffix == ".json":
-            result = _stored_result(path)
-            found = [(int(run["seed"]), _stored_value(path, result, run, metric)) for run in result["runs"]]
-            bounded = bounded or (metric == result["metric"] and bounds_of(result) is not None)
-        else:
-            found = [(int(read_config(path)["seed_everything"]), float(logged_rows(path, metric)[-1][metric]))]
+        try:
+            if path.suffix == ".json":
+                result = _stored_result(path)
+                found = [(int(run["seed"]), _stored_value(path, result, run, metric)) for run in result["runs"]]
+                bounded = bounded or (metric == result["metric"] and bounds_of(result) is not None)
+            else:
+                found = [(int(read_config(path)["seed_everything"]), float(logged_rows(path, metric)[-1][metric]))]
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"run is {str(path)!r}, which has no seed or no {metric} ({error!r}).") from error
         for seed, value in found:
+            if math.isnan(value):
+                raise ValueError(f"run is {str(path)!r}, whose last {metric} is not a number; leave seed {seed} out.")
             if seed in values:
                 raise ValueError(f"run is {str(path)!r}, whose seed {seed} another run has; name one run per seed.")
             values[seed] = value
@@ -470,7 +488,9 @@ def _stored_result(path: Path) -> dict[str, Any]:
         ValueError: If the file cannot be read, or contains no runs with a metric.
     """
     result = read_result(path)
-    if "metric" not in result or not result.get("runs"):
+    runs = result.get("runs")
+    has_runs = isinstance(runs, list) and runs and all(isinstance(run, dict) for run in runs)
+    if not has_runs or not isinstance(result.get("metric"), str):
         raise ValueError(f"run is {str(path)!r}, which holds no runs with a metric; name the result of training runs.")
     return result
 

@@ -265,16 +265,23 @@ def _several(runs: Sequence[Path], baseline: Sequence[Path]) -> dict[str, Any]:
     usable = [run for run in (*runs, *baseline) if _is_readable(run, notes)]
     try:
         metric = common_metric(usable)
-        groups = {group.label: list(group.runs) for group in group_by_configuration(usable)}
-        settings = group_by_configuration(usable)[0].settings
+        configurations = group_by_configuration(usable)
     except ValueError as error:
         return {"notes": [*notes, str(error)]}
+    groups: dict[str, list[Path]] = {}
+    settings: list[Mapping[str, str]] = []
+    for group in configurations:  # a baseline may have the configuration of the runs, for example at another commit
+        parts = [run for run in group.runs if run in runs], [run for run in group.runs if run not in runs]
+        for members, suffix in zip(parts, ("", " (baseline)" if all(parts) else ""), strict=True):
+            if members:
+                groups[group.label + suffix] = members
+                settings.append(group.settings)
     values = {label: _values(members, metric, notes) for label, members in groups.items()}
     return {
         "metric": metric,
         "table": [_row(label, members, values[label], metric) for label, members in groups.items()],
         "pairs": _pairs(groups, values, baseline, metric, notes),
-        "settings": [(name, [group.settings[name] for group in group_by_configuration(usable)]) for name in settings],
+        "settings": [(name, [own[name] for own in settings]) for name in settings[0]],
         "labels": list(groups),
         "figures": list(_curves(groups, metric)),
         "notes": notes,
@@ -306,6 +313,10 @@ def _values(members: Sequence[Path], metric: str, notes: list[str]) -> dict[int,
     return values
 
 
+def _seed(run: Path) -> int | None:
+    return read_config(run).get("seed_everything")
+
+
 def _row(label: str, members: Sequence[Path], values: Mapping[int, float], metric: str) -> list[str]:
     """Return a row of the table of groups."""
     numbers = np.array(list(values.values()))
@@ -316,7 +327,8 @@ def _row(label: str, members: Sequence[Path], values: Mapping[int, float], metri
     middle = f"{float(interquartile_mean(numbers)):.3f}"
     if not math.isnan(float(low)):
         middle += f" ({float(low):.3f} to {float(high):.3f})"
-    best = np.array([last_and_best(run, metric)[1] for run in members])
+    kept = {seed: run for run in reversed(members) if (seed := _seed(run)) in values}  # the first one of each seed
+    best = np.array([last_and_best(run, metric)[1] for run in kept.values()])
     shown = "" if len(numbers) < 2 else f"{smallest_effect(len(numbers)) * math.sqrt(2) * numbers.std(ddof=1):.3f}"
     durations = minutes_range(_minutes(run) for run in members)
     return [label, str(len(numbers)), mean_with_spread(numbers, bounds), middle, f"{best.mean():.3f}", shown, durations]

@@ -282,10 +282,14 @@ def _commands(run: Path) -> dict[str, str]:
     shown = shlex.quote(str(run))
     commands = {}
     if (run / "checkpoints" / "last.ckpt").exists():
-        commands["resume"] = f"lrl fit --resume {shown}{raised_limits(run)}"
+        if (run / "config.yaml").exists():  # lrl.train writes none
+            commands["resume"] = f"lrl fit --resume {shown}{raised_limits(run)}"
         commands["evaluate"] = f"lrl evaluate --checkpoint {shown}"
         commands["watch"] = f"lrl watch --checkpoint {shown}"
-    commands["reproduce"] = f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shown}-again"
+    if (run / "config.yaml").exists():
+        commands["reproduce"] = (
+            f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shown}-again"
+        )
     if (run / "command.txt").exists():
         commands["original"] = _text(run / "command.txt", []).strip()
     return commands

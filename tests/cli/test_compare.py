@@ -120,7 +120,19 @@ def test_every_mistake_is_one_sentence(runs, tmp_path):
         "holds 'val/return'; name that metric": [
             "assets/results/cartpole_ppo_mlp.json", "--baseline", *theirs, "--metric", "val/length"
         ],
+        "whose last val/success_rate is not a number; leave seed 1 out": [
+            *runs("nan", {1: "nan"}), "--baseline", *ours, "--metric", "val/success_rate"
+        ],
     }  # fmt: skip
+    for name, text in {"empty": "", "list": "[1]", "null": "model: null", "cut": "model: {", "seedless": "{}"}.items():
+        (damaged,) = runs(name, {1: 0.9})
+        (damaged / "config.yaml").write_text(text)
+        said = "has no seed" if name == "seedless" else "whose config.yaml is damaged; leave the run out"
+        cases[f"{damaged}', wh"] = cases[said] = [damaged, "--baseline", *ours, "--metric", "val/success_rate"]
+    for number, content in enumerate(({"metric": "val/x", "runs": [1]}, {"metric": 1, "runs": [{"seed": 1}]})):
+        file = tmp_path / f"shape{number}.json"
+        file.write_text(json.dumps(content))
+        cases[f"shape{number}.json"] = [file, "--baseline", *ours]
     for sentence, words in cases.items():
         done = compare(*words)
         assert done.returncode == 2 and sentence in done.stderr, (sentence, done.stderr)

@@ -83,5 +83,9 @@ def test_few_or_equal_pairs_have_no_interval_and_no_division_by_zero():
     assert "at least 5 pairs, and there are 1" in one and "cannot be estimated from one pair" in one
     equal = compare(OURS, OURS, bounded=True)
     assert equal.interval(False) == (0, 0) and equal.pairs_needed() == math.inf
+    sums = [0.7, 0.1, 0.34, 0.5, 0.62], [0.4, 0.4, 0.5, 0.62, 0.34]  # the mean difference is -2.2e-17
+    rounded = compare(*(dict(enumerate(side)) for side in sums), bounded=True)
+    assert rounded.mean != 0 and rounded.pairs_needed() == math.inf and "inf" not in report(rounded, "val/success_rate")
+    assert pairs_needed(1e-6) == math.inf
     shifted = compare(OURS, {seed: value - 1 for seed, value in OURS.items()}, bounded=False)
     assert shifted.interval(False) == (1, 1) and shifted.pairs_needed() == 2 and shifted.smallest_effect() == 0

@@ -9,7 +9,7 @@ import yaml
 
 from lrl.cli.report import main
 from lrl.diagnosis.metrics import diagnose
-from lrl.evaluation.report_page import write_report
+from lrl.evaluation.report_page import _several, write_report
 from lrl.evaluation.run_report import read_run
 
 NAMES = ["clock/env_steps", "clock/minutes", "rollout/return", "train/entropy", "throughput/env_steps_per_second"]
@@ -130,3 +130,22 @@ def test_several_runs_are_grouped_and_paired(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main("lrl report", [str(tmp_path / "absent")])
     assert "name a run directory" in capsys.readouterr().err
+
+
+def test_a_baseline_with_the_configuration_of_the_runs_is_a_group_and_a_repeated_seed_counts_once(tmp_path):
+    runs = [make_run(tmp_path / f"new{seed}", seed, gain=2.0) for seed in range(3)]
+    old = [make_run(tmp_path / f"old{seed}", seed) for seed in range(3)]
+    again = make_run(tmp_path / "again", 2, gain=90.0)
+    found = _several([*runs, again], old)
+    labels, seeds, best = zip(*((row[0], row[1], row[4]) for row in found["table"]))
+    assert labels[1] == f"{labels[0]} (baseline)" and seeds == ("3", "3") and best == ("2.000", "1.500")
+    assert len(found["pairs"]) == 1 and "+0.4" in " ".join(found["pairs"][0])
+    assert [note for note in found["notes"] if "again" in note and "has the seed 2" in note]
+
+
+def test_the_report_of_a_run_of_the_python_interface_names_no_configuration(tmp_path):
+    run = make_run(tmp_path / "run")
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "last.ckpt").touch()
+    (run / "config.yaml").unlink()
+    assert set(read_run(run).commands) == {"evaluate", "watch"}
