@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lrl.cli.command import command
 from lrl.cli.options import DeviceOptions, ModelOptions, PlayedEnvOptions, PlayOptions, exactly_one
+from lrl.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -43,8 +44,8 @@ class OutputOptions:
     """Log the figures in this folder."""
     capture_video: Path | None = None
     """Write an mp4 of each of the first episodes to this folder."""
-    num_videos: int = 3
-    """Number of episodes of --capture_video."""
+    num_videos: PositiveInt | None = None
+    """Number of episodes of --capture_video; default: 3."""
 
 
 def evaluate(
@@ -67,6 +68,8 @@ def evaluate(
     lrl evaluate --api_url http://127.0.0.1:8000/v1 --model NAME --env_id FrozenLake-v1 --response_format direct
     """
     language_model.check(device.devices)
+    if output.num_videos is not None and output.capture_video is None:
+        raise ValueError("--num_videos is given without --capture_video; give both or neither.")
     settings = {"subject": subject, "language_model": language_model, "env": env, "play": play, "output": output}
     device.fabric().launch(partial(_on_device, **settings))
 
@@ -118,7 +121,7 @@ def _on_device(
         if output.tensorboard is not None:
             _log_figures(results, loaded, output.tensorboard)
         if output.capture_video is not None:
-            _capture(loaded, play, output.capture_video, output.num_videos)
+            _capture(loaded, play, output.capture_video, output.num_videos or 3)
 
 
 def _load(subject: SubjectOptions, language_model: ModelOptions, env: PlayedEnvOptions) -> Loaded:

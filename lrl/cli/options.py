@@ -316,6 +316,12 @@ class ModelOptions:
             raise ValueError(
                 "--invalid_retries is given with --choose, which always takes a legal action; give one of them."
             )
+        ignored = [name for name in changed(self) if name not in ("server", "retries")] if self.model is None else []
+        for name in ignored:
+            raise ValueError(
+                f"--{name} is given without --model; it is for --model, because a checkpoint has its own setting and "
+                "a baseline none."
+            )
         for name in changed(self.server) if api_url is None else ():
             raise ValueError(f"--{name} is given without --api_url; give both or neither.")
         for name in () if api_url is None else changed(self, _LOCAL_OPTIONS):

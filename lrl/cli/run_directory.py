@@ -351,7 +351,8 @@ def _awaits_restart(path: Path) -> bool:
 
 def _unused(path: Path) -> Path:
     """Return a new folder for the files that the next launch in a run directory replaces."""
-    return path / _EARLIER / str(1 + len(list((path / _EARLIER).glob("*"))))
+    numbers = [int(folder.name) for folder in (path / _EARLIER).glob("*") if folder.name.isdecimal()]
+    return path / _EARLIER / str(1 + max(numbers, default=0))
 
 
 def log_to(logger: Namespace, path: Path, origin: Path | None = None) -> None:

@@ -70,12 +70,12 @@ def success_table(
             if merge_adapters:
                 merge_adapters_of(loaded.policy, label)
             rows.append(report_row(play.play(fabric, loaded), name, label, given))
+        if json is not None:  # after each environment, because the next one may fail
+            about = {"command": command_line("lrl success_table"), "commit": commit(), "machine": machine}
+            write_json(about | {"figure": figure, "environments": rows}, json)
         lines = environments_table(rows, settings, figure).split("\n")
         print("\n".join(lines[printed:]), flush=True)  # prints each line of the table as soon as it is known
         printed = len(lines)
-    if json is not None:
-        about = {"command": command_line("lrl success_table"), "commit": commit(), "machine": machine}
-        write_json(about | {"figure": figure, "environments": rows}, json)
 
 
 def labelled(texts: Sequence[str]) -> list[tuple[str, str]]:

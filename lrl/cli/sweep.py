@@ -77,6 +77,8 @@ def sweep(
         return
     errors = train_all(runs, folder, jobs, "sweep")
     trained = [run for run in runs if (run / "config.yaml").is_file()]
+    if len(errors) == len(runs):
+        check_errors(errors, len(runs))
     if trained:
         from lrl.cli.table import summary_table
 

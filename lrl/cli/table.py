@@ -93,6 +93,8 @@ def summary_table(
     from lrl.evaluation.statistics import best_of
 
     logged = {run: logged_metrics(run) if (run / "metrics.csv").is_file() else set[str]() for run in runs}
+    if not any(logged.values()):
+        raise ValueError(f"run is {str(runs[0])!r}, and neither it nor another run has logged a metric yet.")
     metric = common_metric([run for run in runs if logged[run]], metric)
     shown = [run for run in runs if metric in logged[run]]
     if not shown:

@@ -83,6 +83,7 @@ def zero_shot(
             results = evaluate_policy(policy, envs, episodes, seed, num_envs, policy.sampling_at(0.0))
             row = report_row(results, name, label, given)
             report["environments"].append(row)
+            known.add((name, json_format.dumps(given), label))
             print(label, {key: row[key] for key in row if not key.startswith("failed")}, flush=True)
             write_json(report, json)
 
@@ -94,15 +95,16 @@ def _read_report(path: Path, settings: dict[str, Any], machine: str) -> dict[str
         ValueError: If the file is not a report of `lrl zero_shot`, or was measured with other settings.
     """
     from lrl.cli.run_directory import commit
+    from lrl.evaluation.report import read_result
 
     if not path.exists():
         about = {"command": "", "commit": commit(), "machine": machine, "figure": "success"}
         return about | {"environments": [], "settings": settings}
-    report = json_format.loads(path.read_text())
-    if "environments" not in report:
+    report = read_result(path, "--json")
+    if not {"environments", "settings", "command"} <= set(report):
         raise ValueError(f"--json is {str(path)!r}, which is not a report of `lrl zero_shot`; give another file.")
     for name, value in settings.items():
-        if (measured := report.setdefault("settings", settings).get(name)) != value:
+        if (measured := report["settings"].get(name)) != value:
             raise ValueError(f"--{name} is {value!r}, but {path} was measured with {measured!r}; give another file.")
     return report
 

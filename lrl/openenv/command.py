@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,14 @@ def serve_env(
         reward_range: lowest and highest reward of a step, for --package; default: --invalid_penalty and 1.
         requirement: requirement with which pip installs lrl in the image of --package.
     """
+    defaults, served = signature(serve_env).parameters, package is None
+    given = {"host": host, "port": port, "max_sessions": max_sessions, "origins": origins}
+    if served:
+        given = {"reward_range": reward_range, "requirement": requirement}
+    for name, value in given.items():
+        if value != defaults[name].default:
+            how = "without --package; it is for the folder" if served else "with --package; it is for serving"
+            raise ValueError(f"--{name} is given {how}, so leave it out.")
     envs = env.gymnasium(invalid_penalty=invalid_penalty, max_invalid=max_invalid)
     if package is not None:
         write_package(package, envs, reward_range or (min(invalid_penalty, 0.0), 1.0), requirement)

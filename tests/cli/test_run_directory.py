@@ -13,7 +13,7 @@ import torch
 from commands import run_command, run_words
 
 import lrl.cli.main
-from lrl.cli.run_directory import RunDirectory
+from lrl.cli.run_directory import RunDirectory, _unused
 from lrl.evaluation.comparison import minutes_of
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.collect import VectorEnvRollouts
@@ -402,6 +402,12 @@ def test_a_failed_launch_leaves_no_line_in_the_log_of_the_run_that_it_continues(
     logging.getLogger("lrl").info("another line")
     run.close()
     assert (tmp_path / "run.log").read_bytes() == before and minutes_of(tmp_path) == 1
+
+
+def test_files_of_an_earlier_launch_are_not_overwritten_if_others_were_deleted(tmp_path):
+    (tmp_path / "earlier" / "2").mkdir(parents=True)
+    assert _unused(tmp_path) == tmp_path / "earlier" / "3"
+    assert _unused(tmp_path / "new") == tmp_path / "new" / "earlier" / "1"
 
 
 def test_a_directory_that_cannot_be_written_to_is_named_in_a_sentence(launch, tmp_path):

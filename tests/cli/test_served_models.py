@@ -190,6 +190,10 @@ def test_a_server_that_is_down_is_one_sentence(server, capsys):
             "--invalid_retries is given with --choose, which always takes a legal",
         ),
         ("--model a --invalid_retries 3 --devices 2", "--devices is '2'; with --invalid_retries it must be 1"),
+        ("--policy random --dtype bfloat16", "--dtype is given without --model; it is for --model"),
+        ("--policy random --max_new_tokens 3", "--max_new_tokens is given without --model"),
+        ("--policy random --num_videos 2", "--num_videos is given without --capture_video; give both or neither."),
+        ("--policy random --capture_video v --num_videos -2", "num_videos"),
         ("--policy random --invalid_retries 3", "but a RandomActor writes no responses that could be invalid"),
     ],
 )

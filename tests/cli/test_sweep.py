@@ -87,6 +87,22 @@ def test_a_failure_is_reported_below_the_table_of_the_other_runs(started, tmp_pa
     assert lines[-1] == "lrl sweep: 1 of 2 runs failed; the first error is: lrl: a sentence."
 
 
+def test_if_all_runs_fail_their_error_is_reported_and_no_table(started, tmp_path, monkeypatch):
+    fit = seeds.subprocess.run
+
+    def failing(command, **settings):
+        if command[0] == sys.executable:
+            run = Path(command[command.index("--run_directory") + 1])
+            run.mkdir(parents=True)
+            (run / "config.yaml").write_text("{}")
+        return fit(command, **settings)
+
+    monkeypatch.setattr(seeds.subprocess, "run", failing)
+    done = sweep("--set", f"{LR}=7", "--seeds", 1, "--folder", tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr.splitlines()[-1] == "lrl sweep: 1 of 1 runs failed; the first error is: lrl: a sentence."
+
+
 def test_without_settings_it_is_run_seeds_in_a_folder_named_after_the_experiment(started, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert sweep("--seeds", 1, "--config", "overlays/bf16.yaml").returncode == 0

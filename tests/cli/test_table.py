@@ -144,6 +144,12 @@ def test_runs_that_make_no_table_are_one_sentence(words, sentence, tmp_path, mon
     assert done.returncode == 2 and sentence in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
+def test_runs_without_metrics_are_not_blamed_on_a_metric_that_nobody_gave(tmp_path):
+    (write_run(tmp_path / "a", []) / "metrics.csv").write_text("clock/env_steps\n")
+    done = run_words(["lrl", "table", str(tmp_path), "--incomplete"])
+    assert done.returncode == 2 and "has logged a metric yet" in done.stderr, done.stderr
+
+
 def groups_of(tmp_path, *configs):
     return group_by_configuration(
         [write_run(tmp_path / str(number), [1], config=config) for number, config in enumerate(configs)]

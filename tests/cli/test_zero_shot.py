@@ -10,7 +10,7 @@ from lrl.cli.zero_shot import main
 def test_a_second_call_evaluates_only_what_is_missing(tmp_path, capsys):
     file = tmp_path / "report.json"
     args = ["--model", "assets/tiny-lm", "--episodes", "2", "--max_new_tokens", "3", "--json", str(file), "--policies"]
-    main("lrl zero_shot", [*args, "random", "chooses"])
+    main("lrl zero_shot", [*args, "random", "chooses", "random"])
     first = json.loads(file.read_text())
     assert [row["policy"] for row in first["environments"]] == ["random", "chooses"]
     assert first["command"].startswith("lrl zero_shot --model ")
@@ -38,7 +38,13 @@ def test_a_file_holds_one_model_with_one_setting(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main("lrl zero_shot", [*args, "3"])
     assert "--episodes is 3, but" in capsys.readouterr().err
-    file.write_text("{}")
-    with pytest.raises(SystemExit):
-        main("lrl zero_shot", [*args, "2"])
-    assert "which is not a report of `lrl zero_shot`" in capsys.readouterr().err
+    for content in ("{}", '{"environments": []}', '{"environments": [], "command": "lrl success_table"}'):
+        file.write_text(content)
+        with pytest.raises(SystemExit):
+            main("lrl zero_shot", [*args, "2"])
+        assert "which is not a report of `lrl zero_shot`" in capsys.readouterr().err
+    for content in ("3", "no JSON"):
+        file.write_text(content)
+        with pytest.raises(SystemExit):
+            main("lrl zero_shot", [*args, "2"])
+        assert f"--json is {str(file)!r}, which" in capsys.readouterr().err

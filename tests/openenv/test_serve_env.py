@@ -70,6 +70,8 @@ def test_a_wrong_address_raises_one_sentence(words, message):
         ("--max_sessions 0", "--max_sessions is 0; it must be at least 1"),
         ("--port 99999", "port is 99999, which cannot be used"),
         ("--package tests", "--package is 'tests', which is not empty"),
+        ("--package new --port 9", "--port is given with --package; it is for serving, so leave it out"),
+        ("--reward_range 0 1", "--reward_range is given without --package; it is for the folder, so leave it out"),
     ],
 )
 def test_an_environment_that_cannot_be_served_raises_one_sentence(words, message):

@@ -340,7 +340,7 @@ def test_prefixes_of_many_candidates_are_found_in_linear_time():
 
 
 def test_a_configured_policy_that_is_connected_again_scores_the_actions_that_it_plays(folder):
-    """As in a second fit of the same module, which does not configure the policy again."""
+    """A second fit of the same module does not configure the policy again."""
     policy = ready(folder)
     act(policy)
     policy.connect(FrozenLakeCodec())
