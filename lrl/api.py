@@ -248,7 +248,9 @@ def evaluate(
     """
     actor = policy if isinstance(policy, Actor) else load(policy)
     numbers = None if actor.codec is None else getattr(actor.codec.unwrapped, "numbers", None)
-    factory = env if isinstance(env, EnvFactory) else GymnasiumEnvs(env, numbers=numbers)
+    factory = env if isinstance(env, EnvFactory) else GymnasiumEnvs(env)
+    if isinstance(env, str) and hasattr(factory.codec.unwrapped, "numbers"):  # else it is described in words
+        factory = GymnasiumEnvs(env, numbers=numbers)
     codec, spaces, prompt, training = actor.codec, getattr(actor, "spaces", None), actor.prompt, actor.training
     try:
         actor.connect(factory.codec)

@@ -147,3 +147,5 @@ def test_an_environment_by_name_has_the_number_format_of_the_policy(monkeypatch)
     monkeypatch.setattr("lrl.api.evaluate_policy", lambda actor, env, *_: seen.append(env.codec.numbers))
     lrl.evaluate(policy, "CartPole-v1")
     assert seen == [NumberFormat(kind="integers")]
+    monkeypatch.undo()
+    assert len(lrl.evaluate(policy, "FrozenLake-v1", episodes=2)) == 2, "it has no numbers"

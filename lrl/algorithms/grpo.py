@@ -167,8 +167,8 @@ class GRPOModule(GradientModule):
 
     @property
     def needs_groups(self) -> bool:
-        """Return True: with a single episode per group, all advantages would be 0."""
-        return True
+        """Return whether all advantages of a single episode are 0, unless ``credit`` compares its turns."""
+        return not self.needs_states
 
     def advantages(self, rollout: Rollout) -> Credit:
         """Compute the advantages of turns over all ranks, and assign that of a turn to all its tokens.

@@ -239,9 +239,21 @@ class PPOValueHeadModule(GradientModule):
         """Add the current and the next weight of the KL penalty."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lrl"]["kl_coefs"] = [self.kl_coef, self._next_kl_coef]
+        checkpoint["lrl"]["fits_critic"] = self.critic.fit is not None
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the weights of the KL penalty if they are adapted to a target."""
+        """Restore the weights of the KL penalty if they are adapted to a target.
+
+        Raises:
+            ValueError: If the run has ``critic.fit`` and the one that it continues has not, or the other way round.
+        """
+        fits = self.critic.fit is not None
+        if self.trainer.state.fn == "fit" and checkpoint.get("lrl", {}).get("fits_critic", fits) != fits:
+            now, before = ("set", "null") if fits else ("null", "set")
+            raise ValueError(
+                f"model.critic.fit is {now}, in the run of ckpt_path it was {before}; resume with the same, because "
+                "the optimiser has the weights of the critic only if it is null."
+            )
         super().on_load_checkpoint(checkpoint)
         if self.kl.target is not None:
             self.kl_coef, self._next_kl_coef = checkpoint["lrl"].get("kl_coefs", [self.kl_coef, self._next_kl_coef])

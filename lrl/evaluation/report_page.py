@@ -262,7 +262,7 @@ def _several(runs: Sequence[Path], baseline: Sequence[Path]) -> dict[str, Any]:
     from lrl.evaluation.comparison import common_metric
 
     notes: list[str] = []
-    usable = [run for run in (*runs, *baseline) if _is_readable(run, notes)]
+    usable = [run for run in dict.fromkeys((*runs, *baseline)) if _is_readable(run, notes)]
     try:
         metric = common_metric(usable)
         configurations = group_by_configuration(usable)
@@ -271,7 +271,7 @@ def _several(runs: Sequence[Path], baseline: Sequence[Path]) -> dict[str, Any]:
     groups: dict[str, list[Path]] = {}
     settings: list[Mapping[str, str]] = []
     for group in configurations:  # a baseline may have the configuration of the runs, for example at another commit
-        parts = [run for run in group.runs if run in runs], [run for run in group.runs if run not in runs]
+        parts = [run for run in group.runs if run not in baseline], [run for run in group.runs if run in baseline]
         for members, suffix in zip(parts, ("", " (baseline)" if all(parts) else ""), strict=True):
             if members:
                 groups[group.label + suffix] = members

@@ -386,10 +386,11 @@ class GradientModule(PolicyModule, ABC):
                 f"model.init_from is {self.init_from!r}, whose weights differ from those that the run of ckpt_path "
                 "started from; resume with the same weights, because they define the reference policy."
             )
-        if saved.get("reference") and self._reference and saved["reference"] != self._reference:
+        resumes = self.trainer.state.fn == "fit"
+        if resumes and saved.get("reference") and self._reference and saved["reference"] != self._reference:
             raise ValueError(
                 "model.policy has other initial weights than in the run of ckpt_path, but they define the reference "
-                "policy; call seed_everything with the seed of that run before the module is created."
+                "policy; set init_seed, or call seed_everything with the seed of that run before the module is created."
             )
         super().on_load_checkpoint(checkpoint)
         self.skip_updates = bool(saved.get("skip_updates", False))
@@ -415,6 +416,11 @@ class GradientModule(PolicyModule, ABC):
     def optimized_parameters(self) -> list[nn.Parameter]:
         """Return the weights that the optimiser updates: all trainable ones."""
         return self._trained
+
+    @property
+    def rate_limits(self) -> tuple[float, float] | None:
+        """Smallest and largest learning rate if it follows the divergence (``optimizer.update_kl``)."""
+        return self.optimizer.limits
 
     def on_fit_start(self) -> None:
         """Reject FSDP1, under which each rank sees only a part of the gradient's norm, and enable fused kernels.

@@ -69,6 +69,8 @@ class RunModule(L.LightningModule, ABC):
         self._validated = -1
         self._settings: dict[str, Any] = {}
         self._optimizer_settings: list[dict[str, Any]] = []
+        self._resumed_optimizers: tuple[list[dict[str, Any]], bool] | None = None
+        """Settings of the optimisers of the run that is resumed, and whether it adapted its learning rate."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; ``_current_fx_name``, which Lightning sets at each hook, bypasses ``nn.Module``."""
@@ -113,13 +115,21 @@ class RunModule(L.LightningModule, ABC):
         return []
 
     def on_fit_start(self) -> None:
-        """Keep the settings of the optimisers, which Lightning replaces by those of the checkpoint."""
+        """Note the settings of the optimisers, which Lightning replaces by those of the checkpoint."""
         self._optimizer_settings = optimizer_settings(self.trainer)
 
     def on_train_start(self) -> None:
-        """Let the optimisers of a resumed run have its own settings, not those of the checkpoint."""
-        config = getattr(self, "optimizer", None)
-        restore_optimizer_settings(self.trainer, self._optimizer_settings, config and config.limits)
+        """Let the settings of the optimisers that a resumed run changes take effect."""
+        if self._resumed_optimizers is not None:
+            groups, adapted = self._resumed_optimizers
+            own = self._optimizer_settings
+            restore_optimizer_settings(self.trainer, groups, own, self.rate_limits, adapted)
+            self._resumed_optimizers = None
+
+    @property
+    def rate_limits(self) -> tuple[float, float] | None:
+        """Smallest and largest learning rate if it is adapted in the course of the run; None if it is not."""
+        return None
 
     def count_update(self) -> None:
         """Count an update of a module without automatic optimisation in Lightning's step counter.
@@ -143,6 +153,8 @@ class RunModule(L.LightningModule, ABC):
             "settings": self._settled_settings(),
             "clocks": dict(self.clocks),
             "meters": self._metric_states(),
+            "optimizers": self._optimizer_settings,
+            "adapts_rate": self.rate_limits is not None,
             **checkpoint.get("lrl", {}),
         }
 
@@ -165,6 +177,8 @@ class RunModule(L.LightningModule, ABC):
             raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
         if resumes:
             self._validated = saved.get("validated", -1)
+            if "optimizers" in saved:
+                self._resumed_optimizers = saved["optimizers"], bool(saved["adapts_rate"])
             correct_loop_counters(checkpoint["loops"], self._validated)
             if any(saved.get("meters", ())):
                 self._means.load(own_value(saved["meters"]))

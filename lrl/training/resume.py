@@ -8,7 +8,7 @@ import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
@@ -43,6 +43,8 @@ FREE_SETTINGS = {
 """Settings of policy and data that a resumed run may change, by the last parts of their keys, with the reason. All
 others affect what the run samples and trains on, and must be the same in the resumed run."""
 
+_KERNELS = ("foreach", "fused", "capturable")
+"""Settings of an optimiser on which the device of its state depends; those of the checkpoint are kept."""
 _LONG = 64
 """Lists with at least this many values are compared by a checksum."""
 
@@ -193,34 +195,47 @@ def correct_loop_counters(loops: dict[str, Any], validated: int) -> None:
 
 
 def optimizer_settings(trainer: L.Trainer) -> list[dict[str, Any]]:
-    """Return the settings of each parameter group of all optimisers, such as the learning rate."""
+    """Return the settings of each parameter group of all optimisers, such as the learning rate, as plain values."""
+    plain = bool, int, float, str, tuple, type(None)
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+    return [{name: value for name, value in group.items() if isinstance(value, plain)} for group in groups]
 
 
 def restore_optimizer_settings(
-    trainer: L.Trainer, settings: Sequence[Mapping[str, Any]], limits: tuple[float, float] | None
+    trainer: L.Trainer,
+    saved: Sequence[Mapping[str, Any]],
+    settings: Sequence[Mapping[str, Any]],
+    limits: tuple[float, float] | None,
+    adapted: bool,
 ) -> None:
-    """Give the optimisers the settings of this run again after Lightning has loaded those of a checkpoint.
+    """Give the optimisers the settings in which this run differs from the one that it continues.
 
-    The momenta, and the position in the learning-rate schedule, are those of the checkpoint. If it has no schedule, the
-    position is the number of optimiser steps.
+    Lightning has loaded the settings of the checkpoint. The state of the optimisers, and the position in the
+    learning-rate schedule, stay those of the checkpoint. If it has no schedule, the position is the number of optimiser
+    steps.
 
     Args:
         trainer: trainer whose optimisers have been restored.
-        settings: settings of their parameter groups, from :func:`optimizer_settings`.
-        limits: smallest and largest learning rate, if it is adapted; the rate in the checkpoint is then kept within
-            them.
+        saved: settings with which the earlier run started, from :func:`optimizer_settings`.
+        settings: settings with which this run starts.
+        limits: smallest and largest learning rate if it is adapted; None if it is not.
+        adapted: whether the earlier run adapted its learning rate, which is then kept within ``limits``.
     """
     groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-    for group, configured in zip(groups, settings, strict=True):
-        rate = configured["lr"] if limits is None else min(max(group["lr"], limits[0]), limits[1])
-        group.update(configured, lr=rate)
-    for scheduler in (cast(LambdaLR, entry.scheduler) for entry in trainer.lr_scheduler_configs):
-        scheduler.last_epoch = scheduler.last_epoch or trainer.global_step
-        scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
-        for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
-            group["lr"] = group["initial_lr"] * factor(scheduler.last_epoch)
+    for group, before, now in zip(groups, saved, settings, strict=True):
+        rate = group["lr"]
+        if limits is not None and adapted:
+            rate = min(max(rate, limits[0]), limits[1])
+        elif limits is not None or adapted or "initial_lr" in before or before.get("lr") != now.get("lr"):
+            rate = now.get("lr", rate)
+        group.update({name: value for name, value in now.items() if name not in _KERNELS and before.get(name) != value})
+        group["lr"] = rate
+    for scheduler in (entry.scheduler for entry in trainer.lr_scheduler_configs):
+        if isinstance(scheduler, LambdaLR):
+            scheduler.last_epoch = scheduler.last_epoch or trainer.global_step
+            scheduler.base_lrs = [group["initial_lr"] for group in scheduler.optimizer.param_groups]
+            for group, factor in zip(scheduler.optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+                group["lr"] = group["initial_lr"] * factor(scheduler.last_epoch)
 
 
 def _all_equal(count: int) -> dict[str, int]:

@@ -141,6 +141,8 @@ def test_a_baseline_with_the_configuration_of_the_runs_is_a_group_and_a_repeated
     assert labels[1] == f"{labels[0]} (baseline)" and seeds == ("3", "3") and best == ("2.000", "1.500")
     assert len(found["pairs"]) == 1 and "+0.4" in " ".join(found["pairs"][0])
     assert [note for note in found["notes"] if "again" in note and "has the seed 2" in note]
+    shared = _several([old[0], *runs], [old[0], *old[1:]])
+    assert [row[:2] for row in shared["table"]] == [[labels[0], "3"], [labels[1], "3"]] and not shared["notes"]
 
 
 def test_the_report_of_a_run_of_the_python_interface_names_no_configuration(tmp_path):

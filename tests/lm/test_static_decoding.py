@@ -218,3 +218,13 @@ def test_weights_that_were_joined_in_inference_mode_can_be_trained():
         join_weights(model)
     model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_tensors_that_were_made_in_inference_mode_are_used_outside_of_it():
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    given = PROMPTS, bits(5, 4), SamplingConfig(max_new_tokens=4)
+    with torch.inference_mode():
+        first = decode(model, *given, stop_ids={0}, static=True)
+    with torch.no_grad():
+        again = decode(model, *given, stop_ids={0}, static=True)
+    assert torch.equal(first.ids, again.ids)

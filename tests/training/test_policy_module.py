@@ -8,8 +8,8 @@ import pytest
 import torch
 from tiny_runs import demonstrations, grpo, make_trainer, network, rollout_data, save_tiny_model, sft, text_policy
 
-from lrl.algorithms.grpo import GRPOModule, KLConfig
-from lrl.algorithms.ppo import PPOValueHeadModule
+from lrl.algorithms.grpo import GroupCreditConfig, GRPOModule, KLConfig
+from lrl.algorithms.ppo import CriticConfig, PPOValueHeadModule
 from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
 from lrl.algorithms.trpo import TRPOModule
 from lrl.lm.config import LoRAConfig
@@ -17,6 +17,8 @@ from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.rollouts.examples import draw_examples
 from lrl.training.checkpoint import CollectionCheckpoint
+from lrl.training.optimizer import OptimizerConfig
+from lrl.training.value_fit import ValueFit
 
 LORA = {"lora": LoRAConfig(r=2, alpha=4)}
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
@@ -282,7 +284,17 @@ def test_gradients_are_clipped_in_mixed_precision(folder, tmp_path, kind):
         ({"lr": 1e-2, "schedule": "constant"}, {"lr": 1e-3, "schedule": "linear"}, [5e-4, 3.75e-4, 2.5e-4, 1.25e-4]),
         ({"lr": 1e-2, "schedule": "linear"}, {"lr": 1e-3, "schedule": "linear"}, [5e-4, 3.75e-4, 2.5e-4, 1.25e-4]),
         ({"lr": 1e-2, "schedule": "linear"}, {"lr": 1e-3, "schedule": "constant"}, [1e-3] * 4),
-        ({"lr": 1e-2, "schedule": "constant"}, {"lr": 1e-5, "schedule": "constant", "update_kl": 9.0}, [1e-4] * 4),
+        ({"lr": 1e-2, "schedule": "constant"}, {"lr": 1e-5, "schedule": "constant", "update_kl": 9.0}, [1e-5] * 4),
+        (
+            {"lr": 1e-2, "schedule": "constant", "update_kl": 9.0},
+            {"lr": 1e-5, "schedule": "constant", "update_kl": 9.0},
+            [1e-4] * 4,
+        ),
+        (
+            {"lr": 1e-2, "schedule": "constant", "update_kl": 9.0},
+            {"lr": 1e-2, "schedule": "constant", "update_kl": None},
+            [1e-2] * 4,
+        ),
     ],
 )
 def test_a_resumed_run_has_its_own_learning_rate_schedule_and_weight_decay(tmp_path, before, after, rates):
@@ -304,6 +316,43 @@ def test_a_resumed_run_has_its_own_learning_rate_schedule_and_weight_decay(tmp_p
     assert {decay for _, decay in seen} == {0.3}
 
 
+class Counting(torch.optim.AdamW):
+    """An optimiser that keeps its state in the group, as Prodigy does."""
+
+    def __init__(self, groups):
+        super().__init__(groups, lr=1e-3)
+        self.param_groups[0]["count"] = 0
+
+    def step(self, closure=None):
+        self.param_groups[0]["count"] += 1
+        return super().step(closure)
+
+
+def test_a_resumed_run_keeps_the_state_of_its_optimiser_and_schedules_of_other_kinds(tmp_path):
+    class Cosine(PPOValueHeadModule):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5)]
+
+    def run(epochs, **options):
+        module = Cosine(MLPPolicy((8,), init_seed=0), OptimizerConfig(factory=Counting))
+        return fit(module, tmp_path, data=rollout_data("network"), max_epochs=epochs, **options).optimizers[0]
+
+    run(1)
+    resumed = run(2, ckpt_path=last(tmp_path)).param_groups[0]
+    assert resumed["count"] == 8 and 0 < resumed["lr"] < 1e-3
+
+
+def test_a_fitted_critic_is_not_exchanged_at_resume(tmp_path):
+    def run(fitted, **options):
+        module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), critic=CriticConfig(fit=fitted))
+        fit(module, tmp_path, data=rollout_data("network"), **options)
+
+    run(None)
+    with pytest.raises(ValueError, match=r"^model.critic.fit is set, in the run of ckpt_path it was null; resume with"):
+        run(ValueFit(), ckpt_path=last(tmp_path), max_epochs=2)
+
+
 def test_a_reference_of_other_initial_weights_raises_at_resume(tmp_path):
     def run(seed, epochs, coef=0.1, **options):
         torch.manual_seed(seed)
@@ -315,6 +364,10 @@ def test_a_reference_of_other_initial_weights_raises_at_resume(tmp_path):
     with pytest.raises(ValueError, match=r"^model.policy has other initial weights than in the run of ckpt_path"):
         run(2, 3, ckpt_path=last(tmp_path))
     run(2, 3, coef=0.0, ckpt_path=last(tmp_path))
+    torch.manual_seed(2)
+    module, data = GRPOModule(MLPPolicy((8,)), kl=KLConfig(coef=0.1)), rollout_data("episodes", num_groups=2)
+    trainer = make_trainer(tmp_path, CollectionCheckpoint(1), limit_val_batches=1)
+    trainer.validate(module, datamodule=data, ckpt_path=last(tmp_path), weights_only=True, verbose=False)
 
 
 # -- data that does not fit the algorithm -----------------------------------------------------------------------------
@@ -339,7 +392,9 @@ def test_groups_of_one_episode_raise(tmp_path, sizes):
     for module in (GRPOModule(MLPPolicy((8,))), REINFORCEPlusPlusModule(MLPPolicy((8,)), group_baseline=True)):
         with pytest.raises(ValueError, match=r"^data.group_size is 1; it must be at least 2, with data.num_groups"):
             fit(module, tmp_path, data=rollout_data("episodes", **sizes))
-    fit(REINFORCEPlusPlusModule(MLPPolicy((8,))), tmp_path, data=rollout_data("episodes", **sizes))
+    steps = GRPOModule(MLPPolicy((8,)), credit=GroupCreditConfig(kind="step"))
+    for number, module in enumerate((REINFORCEPlusPlusModule(MLPPolicy((8,))), steps)):
+        fit(module, tmp_path / str(number), data=rollout_data("episodes", **sizes))
 
 
 # -- trainer.limit_train_batches --------------------------------------------------------------------------------------
