@@ -127,6 +127,18 @@ def _last_values(result: Mapping[str, Any], indices: Sequence[int], place: int =
     return [f"{values[index]:.3g}" for index in indices]
 
 
+def _other_weights(results: Results) -> list[str]:
+    """Return success after other pretrainings, and of a network, on the first three seeds of the rule."""
+    names = "reward_alone", "reward_alone_tiny", "reward_alone_random", "ppo_mlp"
+    return [value for name in names for value in _last_values(results[f"babyai_{name}"], range(3))]
+
+
+def _five_distractors(results: Results) -> list[str]:
+    """Return the mean success on GoTo and Pickup with five distractors after three pretrainings."""
+    tables = (_mean_cells(results, f"babyai_reward_alone{part}_cells") for part in ("_tiny", "_random", ""))
+    return [cells[place] for cells in tables for place in (2, 5)]
+
+
 def _credit(results: Results) -> list[str]:
     """Return success with turn and with nested credit after 41,000 turns, and the difference with its interval."""
     turn = _last_values(results["babyai_ppo_writing"], range(5), place=1)
@@ -243,6 +255,16 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             text="turns and end at {}, {} and {}. lrl-2 and lrl-4 pass it after 338,000 and 461,000 and end "
             "at {} and {}",
             figures=lambda results: _last_values(results["babyai_reward_alone"], (0, 1, 3, 2, 4)),
+        ),
+        Sentence(
+            text="`reader-lm` ends at {}, {} and {} on lrl-0\nto lrl-2, `tiny-lm` at {}, {} and {}, and random weights at "
+            "{}, {} and {}. The network below has {},\n{} and {}.",
+            figures=_other_weights,
+        ),
+        Sentence(
+            text="the means are {} and\n{} on GoTo and Pickup with `tiny-lm`, {} and {} with random weights, and {} and {} "
+            "with `reader-lm`",
+            figures=_five_distractors,
         ),
         Sentence(
             text="turn credit (the runs above) has {}, {}, {}, {} and {} of 200 held-out episodes on lrl-0 to lrl-4, "
