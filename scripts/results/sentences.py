@@ -257,13 +257,13 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=lambda results: _last_values(results["babyai_reward_alone"], (0, 1, 3, 2, 4)),
         ),
         Sentence(
-            text="`reader-lm` ends at {}, {} and {} on lrl-0\nto lrl-2, `tiny-lm` at {}, {} and {}, and random weights at "
-            "{}, {} and {}. The network below has {},\n{} and {}.",
+            text="`reader-lm` ends at {}, {} and {} on lrl-0\nto lrl-2, `tiny-lm` at {}, {} and {}, and random weights "
+            "at {}, {} and {}. The network below has {},\n{} and {}.",
             figures=_other_weights,
         ),
         Sentence(
-            text="the means are {} and\n{} on GoTo and Pickup with `tiny-lm`, {} and {} with random weights, and {} and {} "
-            "with `reader-lm`",
+            text="the means are {} and\n{} on GoTo and Pickup with `tiny-lm`, {} and {} with random weights, and {} "
+            "and {} with `reader-lm`",
             figures=_five_distractors,
         ),
         Sentence(
