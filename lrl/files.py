@@ -1,4 +1,4 @@
-"""Shipped files, names of replaced run directories, text files and YAML, and optional packages."""
+"""Shipped files, names of replaced run directories, text files, text and YAML, and optional packages."""
 
 from __future__ import annotations
 
@@ -103,6 +103,11 @@ def from_yaml(text: str) -> Any:
     import yaml
 
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+def encodable(text: str) -> str:
+    """Return a text in which question marks replace unpaired surrogates, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def require(package: str, extra: str, user: str) -> None:

@@ -239,8 +239,3 @@ class PromptTemplate:
             except InvalidActionError:
                 return PastTurn(observation, HIDDEN_RESPONSE)
         return PastTurn(observation, response)
-
-
-def encodable(text: str) -> str:
-    """Return a text in which question marks replace unpaired surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 from lrl.addresses import check_variable, checked_url, is_loopback
 from lrl.chat.cache import CompletionCache, request_key
 from lrl.chat.model import ChatModel, Completion, ConversationTooLongError, Message, estimated_tokens
-from lrl.prompts import encodable
+from lrl.files import encodable
 from lrl.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from lrl.registry import register
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from lrl.files import resolve
-from lrl.prompts import Message, encodable
+from lrl.files import encodable, resolve
+from lrl.prompts import Message
 
 PLAIN = (
     "{% for message in messages %}"

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lrl.codecs.codec import TextCodec
+from lrl.files import encodable
 from lrl.lm.chat_template import OBSERVATION, OTHER_TEMPLATES, ChatTemplate, ControlTokens, PromptFrame
 from lrl.lm.files import configured_end_ids, first_line, sources
-from lrl.prompts import Message, PromptTemplate, encodable, get_response_format
+from lrl.prompts import Message, PromptTemplate, get_response_format
 from lrl.types import History, PastTurn
 
 _CACHED_PROMPTS = 4096

@@ -213,7 +213,7 @@ class Replica(DistributedDataParallel):
 def test_a_critic_under_ddp_raises_one_sentence(folder, kind, settings, said):
     policy = network(**settings) if kind == "network" else head(folder, **settings)
     module = sft(configured(policy, ENVS["discrete"]))
-    module._trainer = SimpleNamespace(strategy=None, model=Replica(find_unused_parameters=True))
+    module._trainer = SimpleNamespace(strategy=None, model=Replica(find_unused_parameters=True), optimizers=[])
     module.on_fit_start()
     module._trainer.model = Replica(find_unused_parameters=False)
     with pytest.raises(ValueError, match=said) if said else nullcontext():

@@ -70,7 +70,7 @@ EARLY = ("ddp_ppo", "fsdp2_ppo", "fsdp2_one_file_lora", "fsdp2_lora")
 """Runs that one device goes on with after the first collection."""
 EXPORTED = ("ddp_full", "ddp_lora", "fsdp2_full", "fsdp2_lora", "fsdp2_warm", "fsdp2_tied")
 """Runs that write a folder for Hugging Face at their end."""
-UNEVEN = {"num_groups": 2, "group_size": 1, "num_minibatches": 5, "num_epochs": 1}
+UNEVEN = {"num_groups": 2, "group_size": 2, "num_minibatches": 10, "num_epochs": 1}
 
 
 def make_strategy(name):
