@@ -18,6 +18,7 @@ import lrl
 from lrl.api import QUIET, config_text
 from lrl.codecs.numbers import NumberFormat
 from lrl.evaluation.comparison import minutes_of
+from lrl.evaluation.load import load_policy
 from lrl.lm.config import LoRAConfig
 
 CPU = {"accelerator": "cpu", "limit_val_batches": 0}
@@ -149,3 +150,9 @@ def test_an_environment_by_name_has_the_number_format_of_the_policy(monkeypatch)
     assert seen == [NumberFormat(kind="integers")]
     monkeypatch.undo()
     assert len(lrl.evaluate(policy, "FrozenLake-v1", episodes=2)) == 2, "it has no numbers"
+
+
+def test_a_checkpoint_is_not_loaded_for_an_environment_of_another_shape(tmp_path):
+    lrl.train(network(""), rollout_data("network"), max_epochs=1, run_directory=tmp_path / "run", **CPU)
+    with pytest.raises(ValueError, match=r"whose weight actor.0.weight has the shape \(8, 4\) instead of \(8, 6\)"):
+        load_policy(tmp_path / "run", lrl.GymnasiumEnvs("Acrobot-v1"))

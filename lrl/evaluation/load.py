@@ -117,7 +117,7 @@ def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
     """Load the trained weights.
 
     Raises:
-        ValueError: If trained weights are missing or unknown.
+        ValueError: If trained weights are missing, unknown or of another shape.
     """
     given = {name.removeprefix("policy."): tensor for name, tensor in state.items()}
     own = policy.state_dict()
@@ -127,6 +127,12 @@ def _load_weights(policy: Policy, state: Mapping[str, Any], file: Path) -> None:
         raise ValueError(
             f"checkpoint is {str(file)!r}, which does not fit: weights {missing[:3]} are missing and "
             f"{unknown[:3]} are unknown."
+        )
+    other = next((name for name, weights in given.items() if weights.shape != own[name].shape), None)
+    if other is not None:
+        raise ValueError(
+            f"checkpoint is {str(file)!r}, whose weight {other} has the shape {tuple(given[other].shape)} instead of "
+            f"{tuple(own[other].shape)}; give an environment with the observations and actions of the run."
         )
     policy.load_state_dict(given, strict=False)
 

@@ -66,9 +66,18 @@ class MLPPolicy(NativePolicy):
         """Set the spaces, which determine the numbers of inputs and outputs.
 
         Raises:
-            ValueError: If observations are not numeric, or if the action space is neither Discrete nor a Box.
+            ValueError: If observations are not numeric, if the action space is neither Discrete nor a Box, or if the
+                networks exist and have other sizes.
         """
         check_spaces("MLPPolicy", observation_space, action_space, numbers=True)
+        if self.actor is not None and self.spaces is not None:
+            new, old = (
+                f"{vector_size(seen)} numbers and {type(actions).__name__} actions of size "
+                f"{getattr(actions, 'n', actions.shape)}"
+                for seen, actions in ((observation_space, action_space), self.spaces)
+            )
+            if new != old:
+                raise ValueError(f"model.policy was made for {old}; the environment has {new}.")
         self.spaces = observation_space, action_space
 
     def configure(self) -> None:

@@ -298,3 +298,13 @@ def test_a_network_can_be_evaluated_like_any_policy():
         observation, reward, terminated, truncated, _ = native.step(action)
         total, ended = total + reward, terminated or truncated
     assert results[0].returns[0] == total
+
+
+def test_networks_of_another_size_raise():
+    policy = network(spaces.Box(-1, 1, (4,)), spaces.Discrete(2))
+    policy.connect_spaces(spaces.Box(-2, 2, (4,)), spaces.Discrete(2))
+    told = "made for 4 numbers and Discrete actions of size 2; the environment has 6 numbers and Discrete .* size 3"
+    with pytest.raises(ValueError, match=told):
+        policy.connect_spaces(spaces.Box(-1, 1, (6,)), spaces.Discrete(3))
+    with pytest.raises(ValueError, match="the environment has 4 numbers and Box actions of size"):
+        policy.connect_spaces(spaces.Box(-1, 1, (4,)), spaces.Box(-1, 1, (2,)))
