@@ -95,7 +95,7 @@ def disagreement(columns: Columns) -> Iterator[Finding]:
         yield Finding(
             cause="sampling and training disagree",
             evidence=f"before the first update on a collection, a probability ratio differs from 1 by "
-            f"{errors[wrong[0]]:.3g} (train/ratio_error, collection {wrong[0]})",
+            f"{errors[wrong[0]]:.3g} (train/ratio_error, collection {wrong[0] + 1})",
             remedy="sampling and training must use the same weights, temperature and dtype",
             confidence=0.9 if errors[wrong[0]] > 0.5 else 0.6,
             collection=int(wrong[0]),

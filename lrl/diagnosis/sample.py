@@ -143,7 +143,7 @@ class Sample:
 
     def place(self, turn: int, token: int | None = None) -> str:
         """Return a description of a turn, or of one of its tokens, for a message."""
-        where = f"collection {self.collection}, environment {self['env'][turn]}, turn {self['turn'][turn]}"
+        where = f"collection {self.collection + 1}, environment {self['env'][turn]}, turn {self['turn'][turn]}"
         if token is None:
             return where
         pieces = self.pieces[turn] if len(self.pieces) else []

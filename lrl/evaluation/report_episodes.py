@@ -141,7 +141,7 @@ def _shown(title: str, episode: Mapping[str, Any], number: int, scale: float) ->
     end = next((end for end in ("terminated", "truncated") if episode.get(end)), "goes on")
     return ShownEpisode(
         title=title,
-        head=f"collection {episode['collection']}, environment {episode.get('env', '?')}, return "
+        head=f"collection {episode['collection'] + 1}, environment {episode.get('env', '?')}, return "
         f"{episode['return']:.3g}, {end}, {counted(len(turns), 'turn')}",
         turns=[_shown_turn(turn, scale) for turn in turns[first : first + _MAX_TURNS]],
         omitted=max(0, len(turns) - _MAX_TURNS),

@@ -125,7 +125,7 @@ def _render(**values: Any) -> str:
 def _figures(report: RunReport) -> list[tuple[str, str]]:
     """Return the panels of a run as titles and SVG."""
     metrics, figures = report.metrics, list[tuple[str, str]]()
-    alarms = [(number, finding.collection) for number, finding in enumerate(report.findings, 1)]
+    alarms = [(number, finding.collection + 1) for number, finding in enumerate(report.findings, 1)]
     for title, lines in _panels(report).items():
         figures.append((title, _panel(lines, metrics.unit, alarms, title in _LOGARITHMIC)))
     if len(report.states) > 1:
@@ -189,7 +189,7 @@ def _panel(
     if log and any(map(len, positive)):
         axes.set_yscale("log")
     for number, collection in alarms:
-        if collection >= 0:
+        if collection > 0:
             axes.axvline(collection, color=_ALARM, linestyle="--", linewidth=1)
             axes.annotate(f"{number}", (collection, 1), xycoords=("data", "axes fraction"), color=_ALARM, fontsize=8)
     axes.set_xlabel(unit)

@@ -33,7 +33,7 @@ class Metrics:
     """Holds the metrics of a run by collection."""
 
     columns: Mapping[str, tuple[np.ndarray, np.ndarray]]
-    """For each metric the index of the collection and the value of each row, both float64 ``(row,)``."""
+    """For each metric the collection, counted from 1, and the value of each row, both float64 ``(row,)``."""
     unit: str = "collection"
     """What a row of training metrics stands for."""
 
@@ -48,7 +48,7 @@ class Metrics:
     @property
     def count(self) -> int:
         """Number of collections so far."""
-        return 1 + int(max((places[-1] for places, _ in self.columns.values()), default=-1))
+        return int(max((places[-1] for places, _ in self.columns.values()), default=0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class RunReport:
     pictures: Sequence[tuple[str, str]] = ()
     """Titles and data URLs."""
     states: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = field(default_factory=dict)
-    """For each initial state the collections, the mean returns and the entropies of the actions, each ``(row,)``."""
+    """For each initial state the collections, counted from 1, the mean returns and the entropies, each ``(row,)``."""
     dead_groups: tuple[np.ndarray, np.ndarray] | None = None
     """Collections, and the share of initial states all of whose episodes have the same return."""
     config: str = ""
@@ -169,13 +169,13 @@ def _is_training(row: Mapping[str, float]) -> bool:
 
 
 def _collections(clock: Sequence[float], training: Sequence[bool]) -> list[float]:
-    """Return the index of the collection of each row, given its clock and whether it is a training row."""
+    """Return the collection of each row, counted from 1, given its clock and whether it is a training row."""
     own = np.array([time for time, trains in zip(clock, training, strict=True) if trains])
-    places, count = [], -1
+    places, count = [], 0
     for time, trains in zip(clock, training, strict=True):
         count += trains
-        later = np.searchsorted(own, time) if len(own) and not math.isnan(time) else count
-        places.append(float(count if trains else max(0, min(int(later), len(own) - 1))))
+        later = 1 + np.searchsorted(own, time) if len(own) and not math.isnan(time) else count
+        places.append(float(count if trains else max(1, min(int(later), len(own)))))
     return places
 
 
@@ -211,7 +211,7 @@ def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], failed: b
     sentences.append(_evaluated(run / "evaluation.json", problems))
     if findings:
         first = findings[0]
-        since = f", since {metrics.unit} {first.collection}" if first.collection >= 0 else ""
+        since = f", since {metrics.unit} {first.collection + 1}" if first.collection >= 0 else ""
         sentences.append(f"{counted(len(findings), 'alarm')}; the most certain cause: {first.cause}{since}.")
     elif failed:
         sentences.append("Whether there are alarms is not known, because the diagnosis failed.")
@@ -313,7 +313,7 @@ def _pictures(run: Path, problems: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _states(path: Path, problems: list[str]) -> dict[str, np.ndarray]:
-    """Return for each initial state of ``groups.csv`` collections, means, deviations and entropies, ``(4, row)``."""
+    """Return for each initial state of ``groups.csv`` collections, counted from 1, and three figures, ``(4, row)``."""
     if not path.exists():
         return {}
     found: dict[str, list[list[float]]] = {}
@@ -321,7 +321,8 @@ def _states(path: Path, problems: list[str]) -> dict[str, np.ndarray]:
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as lines:
             for row in csv.DictReader(lines):
-                found.setdefault(str(row["state"]), []).append([float(row[name]) for name in names])
+                collection, *figures = (float(row[name]) for name in names)
+                found.setdefault(str(row["state"]), []).append([collection + 1, *figures])
     except (KeyError, TypeError, ValueError, csv.Error):
         problems.append("groups.csv is damaged, so only the rows before the damage are shown.")
     return {state: np.array(rows).T for state, rows in found.items() if rows}

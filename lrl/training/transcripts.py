@@ -36,10 +36,11 @@ class Transcripts(L.Callback):
     checkpoint within a collection contains them, because a resumed run trains on the stored turns without playing the
     episodes again.
 
-    In ``transcripts.jsonl``, each turn also says whether its action is ``valid``, and has lists with one element per
-    sampled token: ``tokens``, their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after
-    training on the collection; ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no
-    ``tokens``, because its only token is the action. ``new_logprobs`` are missing if the weights are sharded.
+    The text counts collections from 1, like the terminal, and ``transcripts.jsonl`` from 0, like ``groups.csv``. There,
+    each turn also says whether its action is ``valid``, and has lists with one element per sampled token: ``tokens``,
+    their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after training on the collection;
+    ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no ``tokens``, because its
+    only token is the action. ``new_logprobs`` are missing if the weights are sharded.
 
     Args:
         every_n_collections: one in this many collections is written, beginning with the first.
@@ -237,11 +238,11 @@ def readable(collection: int, episode: Mapping[str, Any]) -> str:
     """Return one episode as readable text.
 
     Args:
-        collection: index of the collection.
+        collection: index of the collection, which is counted from 1 in the text.
         episode: an episode in the format of :func:`episodes_of`.
     """
     end = next((end for end in ("terminated", "truncated") if episode[end]), "goes on")
-    head = f"=== collection {collection}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"
+    head = f"=== collection {collection + 1}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"
     turns = [
         f"--- turn {turn['turn']}\n{turn['observation']}\n>>> {turn['response']}\n    reward {turn['reward']:.3f}\n"
         for turn in episode["turns"]

@@ -47,7 +47,7 @@ def test_the_report_of_a_run_has_verdict_alarms_curves_and_escaped_episodes(tmp_
     write_report([run], run / "report.html", diagnose=lambda run: [ALARM])
     page = (run / "report.html").read_text()
     assert (
-        "best 0.5 at collection 2, last 0.4 at collection 5. 1 alarm; the most certain cause: entropy collapse" in page
+        "best 0.5 at collection 3, last 0.4 at collection 6. 1 alarm; the most certain cause: entropy collapse" in page
     )
     assert page.count("<svg") >= 3 and "#dc2626" in page and len(page) < 1_000_000
     assert "alert(1)" in page and "<script" not in page and "<b>" not in page and "<i>" not in page

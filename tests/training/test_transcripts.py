@@ -37,7 +37,7 @@ def test_an_episode_has_its_turns_its_return_and_its_end(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "transcripts.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["collection"] == 7 for line in lines)
     page = (tmp_path / "transcripts.txt").read_text()
-    assert page.count("=== collection 7") == 2 and page.count("\n--- turn 0\n") == 2
+    assert page.count("=== collection 8") == 2 and page.count("\n--- turn 0\n") == 2
 
 
 def test_a_disk_that_is_full_during_a_transcript_leaves_the_earlier_episodes(tmp_path, monkeypatch):
