@@ -128,9 +128,19 @@ def _last_values(result: Mapping[str, Any], indices: Sequence[int], place: int =
 
 
 def _other_weights(results: Results) -> list[str]:
-    """Return success after other pretrainings, and of a network, on the first three seeds of the rule."""
+    """Return success on the five seeds of the rule after three pretrainings, and of a network."""
     names = "reward_alone", "reward_alone_tiny", "reward_alone_random", "ppo_mlp"
-    return [value for name in names for value in _last_values(results[f"babyai_{name}"], range(3))]
+    return [value for name in names for value in _last_values(results[f"babyai_{name}"], range(5))]
+
+
+def _weights_differences(results: Results) -> list[str]:
+    """Return the mean differences between two references and two other initial weights, with bootstrap intervals."""
+    found = list[str]()
+    for reference in ("reward_alone", "ppo_mlp"):
+        for name in ("reward_alone_tiny", "reward_alone_random"):
+            differences = final_values(results[f"babyai_{reference}"]) - final_values(results[f"babyai_{name}"])
+            found += [f"{value:.3f}" for value in (differences.mean(), *bootstrap_interval(differences))]
+    return found
 
 
 def _five_distractors(results: Results) -> list[str]:
@@ -257,12 +267,17 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=lambda results: _last_values(results["babyai_reward_alone"], (0, 1, 3, 2, 4)),
         ),
         Sentence(
-            text="`reader-lm` ends at {}, {} and {} on lrl-0\nto lrl-2, `tiny-lm` at {}, {} and {}, and random weights "
-            "at {}, {} and {}. The network below has {},\n{} and {}.",
+            text="On lrl-0 to lrl-4 `reader-lm` ends at\n{}, {}, {}, {} and {}, `tiny-lm` at {}, {}, {}, {} and {}, "
+            "and random weights at {}, {},\n{}, {} and {}. The network below has {}, {}, {}, {} and {}, more",
             figures=_other_weights,
         ),
         Sentence(
-            text="the means are {} and\n{} on GoTo and Pickup with `tiny-lm`, {} and {} with random weights, and {} "
+            text="`reader-lm` and `tiny-lm`: {} ({} to {}); `reader-lm` and random weights: {} ({} to {})\n"
+            "- the network and `tiny-lm`: {} ({} to {}); the network and random weights: {} ({} to {})",
+            figures=_weights_differences,
+        ),
+        Sentence(
+            text="the means are {} and {} on GoTo and Pickup with `tiny-lm`, {} and {} with random weights, and {}\n"
             "and {} with `reader-lm`",
             figures=_five_distractors,
         ),
