@@ -49,6 +49,7 @@ def test_the_report_of_a_run_has_verdict_alarms_curves_and_escaped_episodes(tmp_
     assert (
         "best 0.5 at collection 3, last 0.4 at collection 6. 1 alarm; the most certain cause: entropy collapse" in page
     )
+    assert ">collection 3</td>" in page and "since collection 3." in page
     assert page.count("<svg") >= 3 and "#dc2626" in page and len(page) < 1_000_000
     assert "alert(1)" in page and "<script" not in page and "<b>" not in page and "<i>" not in page
     assert "http" not in page.replace("http://www.w3.org", "")  # nothing is loaded from the network
