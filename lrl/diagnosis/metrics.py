@@ -116,7 +116,7 @@ def step_size(columns: Columns) -> Iterator[Finding]:
         yield Finding(
             cause="learning rate too high",
             evidence=f"updates change the policy by {medians[first]:.3g} nats per token (train/update_kl, median of "
-            f"collections {first} to {first + size - 1})",
+            f"collections {first + 1} to {first + size})",
             remedy=smaller_steps(float(columns["train/lr"].max()) if "train/lr" in columns else None),
             confidence=0.8,
             collection=first + int(np.argmax(kl[first:] > 0.1)),

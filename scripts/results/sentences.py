@@ -267,8 +267,9 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=lambda results: _last_values(results["babyai_reward_alone"], (0, 1, 3, 2, 4)),
         ),
         Sentence(
-            text="On lrl-0 to lrl-4 `reader-lm` ends at\n{}, {}, {}, {} and {}, `tiny-lm` at {}, {}, {}, {} and {}, "
-            "and random weights at {}, {},\n{}, {} and {}. The network below has {}, {}, {}, {} and {}, more",
+            text="On lrl-0 to\nlrl-4 `reader-lm` ends at\n{}, {}, {}, {} and {}, `tiny-lm` at {}, {}, {}, {} and {}, "
+            "and random weights at {}, {},\n{}, {} and {}, on lrl-4 above `reader-lm`. The network below has {}, {}, {}, "
+            "{} and {}, more",
             figures=_other_weights,
         ),
         Sentence(
@@ -277,7 +278,7 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=_weights_differences,
         ),
         Sentence(
-            text="the means are {} and {} on GoTo and Pickup with `tiny-lm`, {} and {} with random weights, and {}\n"
+            text="the means are {} and {} on GoTo and Pickup with `tiny-lm`, {} and {}\nwith random weights, and {} "
             "and {} with `reader-lm`",
             figures=_five_distractors,
         ),
