@@ -268,8 +268,8 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
         ),
         Sentence(
             text="On lrl-0 to\nlrl-4 `reader-lm` ends at\n{}, {}, {}, {} and {}, `tiny-lm` at {}, {}, {}, {} and {}, "
-            "and random weights at {}, {},\n{}, {} and {}, on lrl-4 above `reader-lm`. The network below has {}, {}, {}, "
-            "{} and {}, more",
+            "and random weights at {}, {},\n{}, {} and {}, on lrl-4 above `reader-lm`. The network below has {}, {}, "
+            "{}, {} and {}, more",
             figures=_other_weights,
         ),
         Sentence(
