@@ -36,11 +36,11 @@ class Transcripts(L.Callback):
     checkpoint within a collection contains them, because a resumed run trains on the stored turns without playing the
     episodes again.
 
-    The text counts collections from 1, like the terminal, and ``transcripts.jsonl`` from 0, like ``groups.csv``. There,
-    each turn also says whether its action is ``valid``, and has lists with one element per sampled token: ``tokens``,
-    their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after training on the collection;
-    ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no ``tokens``, because its
-    only token is the action. ``new_logprobs`` are missing if the weights are sharded.
+    The text counts collections from 1, like the terminal, and ``transcripts.jsonl`` from 0, like ``groups.csv``. Turns
+    in ``transcripts.jsonl`` also have ``valid``, which says whether the action is valid, and lists with one element per
+    sampled token: ``tokens``, their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after
+    training on the collection; ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no
+    ``tokens``, because its only token is the action. ``new_logprobs`` are missing if the weights are sharded.
 
     Args:
         every_n_collections: one in this many collections is written, beginning with the first.

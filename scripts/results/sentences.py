@@ -267,9 +267,8 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=lambda results: _last_values(results["babyai_reward_alone"], (0, 1, 3, 2, 4)),
         ),
         Sentence(
-            text="On lrl-0 to\nlrl-4 `reader-lm` ends at\n{}, {}, {}, {} and {}, `tiny-lm` at {}, {}, {}, {} and {}, "
-            "and random weights at {}, {},\n{}, {} and {}, on lrl-4 above `reader-lm`. The network below has {}, {}, "
-            "{}, {} and {}, more",
+            text="lrl-4 `reader-lm` ends at {}, {}, {}, {} and {}, `tiny-lm` at {}, {}, {}, {} and {}, and random\n"
+            "weights at {}, {}, {}, {} and {}. The network of the next section has {}, {}, {}, {} and {}.",
             figures=_other_weights,
         ),
         Sentence(
