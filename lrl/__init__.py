@@ -5,6 +5,7 @@ import torch or Lightning.
 """
 
 import re
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ def __getattr__(name: str) -> Any:
         AttributeError: If the name is not public.
     """
     if name not in _MODULES:
-        raise AttributeError(f"module 'lrl' has no attribute {name!r}")
+        similar = ", ".join(get_close_matches(name, _MODULES, 5))
+        raise AttributeError(f"module 'lrl' has no attribute {name!r}" + (similar and f"; similar: {similar}"))
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 

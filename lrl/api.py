@@ -215,12 +215,15 @@ def load(path: str | Path) -> Actor:
     if last_checkpoint(Path(path)).suffix == ".ckpt":
         return load_policy(path).policy
     policy = TextPolicy(LanguageModelConfig(name=name), PromptTemplate(), SamplingConfig())
-    policy.configure()
+    try:
+        policy.configure()
+    except ValueError as error:
+        raise ValueError(f"path is {name!r}, which is no run, and as a language model: {error}") from error
     return policy.eval()
 
 
 def evaluate(
-    policy: Actor | str | Path,
+    policy: Actor | PolicyModule | str | Path,
     env: EnvFactory | str,
     *,
     episodes: int = 200,
@@ -231,7 +234,7 @@ def evaluate(
     """Evaluate a policy on whole episodes with fixed seeds.
 
     Args:
-        policy: the policy, or an argument of :func:`load`.
+        policy: the policy, a module that trains it, or an argument of :func:`load`.
         env: factory of the environments, or the id of a registered Gymnasium environment, whose numbers are written in
             the format that the policy was trained on.
         episodes: number of episodes.
@@ -244,8 +247,16 @@ def evaluate(
         intervals.
 
     Raises:
-        ValueError: If ``episodes`` or ``num_envs`` is not positive, or the policy cannot act in the environment.
+        ValueError: If an argument has another type, ``episodes`` or ``num_envs`` is not positive, or the policy cannot
+            act in the environment.
     """
+    if not isinstance(policy, Actor | PolicyModule | str | Path):
+        raise ValueError(
+            f"policy is {policy!r}; it must be a policy, a module that trains one, or an argument of load."
+        )
+    if not isinstance(env, EnvFactory | str):
+        raise ValueError(f"env is {env!r}; it must be an EnvFactory, or the id of a registered environment.")
+    policy = policy.policy if isinstance(policy, PolicyModule) else policy
     actor = policy if isinstance(policy, Actor) else load(policy)
     numbers = None if actor.codec is None else getattr(actor.codec.unwrapped, "numbers", None)
     factory = env if isinstance(env, EnvFactory) else GymnasiumEnvs(env)

@@ -170,7 +170,8 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
         The values whose annotation is a range, by name, as plain ``int`` or ``float``.
 
     Raises:
-        ValueError: If a value is out of range, or is not one of the names that its annotation allows.
+        ValueError: If a value is out of range, is not one of the names that its annotation allows, or is a plain value
+            where an object of this package belongs.
     """
     plain: dict[str, Any] = {}
     for name, hint in hints.items():
@@ -190,7 +191,15 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
         elif allowed and value not in allowed:
             names = ", ".join(map(str, allowed))
             raise ValueError(f"{key}.{name} is {value!r}; it must be one of {names}{optional}.")
+        elif (value is None or type(value) in _KINDS) and all(map(_is_ours, options)):
+            names = " or ".join(option.__name__ for option in options if option is not type(None))
+            raise ValueError(f"{key}.{name} is {value!r}; it must be an instance of {names}{optional}.")
     return plain
+
+
+def _is_ours(option: Any) -> bool:
+    """Return whether an annotation is a class of this package, or null."""
+    return option is type(None) or (isinstance(option, type) and option.__module__.startswith("lrl."))
 
 
 def _number(kind: Any, value: Any, message: str) -> int | float:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 import torch
 import yaml
@@ -122,6 +123,36 @@ def test_baselines_and_language_models_are_evaluated_by_name(tmp_path):
     assert len(lrl.evaluate(save_tiny_model(tmp_path), "FrozenLake-v1", episodes=2)) == 2
     with pytest.raises(ValueError, match=r"nothing.ckpt'; it must be a checkpoint"):
         lrl.load("nothing.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: lrl.RolloutDataModule("CartPole-v1"), "data.env is 'CartPole-v1'; it must be an instance of EnvFac"),
+        (lambda: lrl.GRPOModule("gpt2"), "model.policy is 'gpt2'; it must be an instance of Policy"),
+        (lambda: lrl.PPOValueHeadModule(lrl.MLPPolicy(), optimizer={"lr": 1}), "model.optimizer is {'lr': 1}; it must"),
+        (lambda: lrl.SFTModule(None), "model.policy is None; it must be an instance of Policy"),
+        (lambda: lrl.evaluate(None, "CartPole-v1"), "policy is None; it must be a policy, a module that"),
+        (lambda: lrl.evaluate("random", gym.make("CartPole-v1")), "env is <.*CartPole-v1.*; it must be an EnvFactory"),
+        (lambda: lrl.evaluate("random", None), "env is None; it must be an EnvFactory, or the id of a registered"),
+        (lambda: lrl.load("no/such-model"), "path is 'no/such-model', which is no run, and as a language model: "),
+    ],
+)
+def test_an_argument_of_another_type_is_one_sentence(call, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        call()
+
+
+def test_a_similar_name_is_suggested():
+    with pytest.raises(AttributeError, match="no attribute 'PPOModule'; similar: .*PPOValueHeadModule"):
+        _ = lrl.PPOModule
+    with pytest.raises(AttributeError, match="no attribute 'zzz'$"):
+        _ = lrl.zzz
+
+
+def test_results_of_a_module_are_printed_in_one_line():
+    results = lrl.evaluate(network(""), "CartPole-v1", episodes=3, num_envs=2)
+    assert str(results).startswith("EpisodeResults(episodes=3, return=") and "\n" not in str(results)
 
 
 def test_an_evaluation_on_another_environment_leaves_the_policy_as_it_was(tmp_path):

@@ -173,10 +173,10 @@ class RewardModelModule(RunModule):
         """
         saved = checkpoint.get("lrl", {}).get("reward_model")
         if saved is None:
-            raise ValueError("ckpt_path contains no reward model; give a run of RewardModelModule.")
+            raise ValueError("the checkpoint contains no reward model; give a run of RewardModelModule.")
         for name, value in self.model.about.items():
             if saved[name] != value:
-                raise ValueError(f"ckpt_path was trained with {name} {saved[name]}; here it is {value}.")
+                raise ValueError(f"{name} is {value}, in the resumed run it was {saved[name]}; resume with the same.")
         super().on_load_checkpoint(checkpoint)
 
 

@@ -230,18 +230,22 @@ class LRLCLI(LightningCLI):
         """Log the results of a run that trained, and commands that use it."""
         if self.run_directory is None or self.subcommand not in (None, "fit") or not self.trainer.is_global_zero:
             return
-        limits = [
-            (self.trainer.current_epoch, self.trainer.max_epochs),
-            (self.trainer.global_step, self.trainer.max_steps),
-        ]
-        if isinstance(self.datamodule, RolloutDataModule):
-            limits.append((self.datamodule.clocks["env_steps"], self.datamodule.max_env_steps))
-        reached = any(limit and 0 < limit <= done for done, limit in limits)
         played = ("evaluate", "watch") if isinstance(self.model, PolicyModule) else ()
         self.run_directory.log_results()
         self._write_report(self.run_directory.path)
-        further = ("plot", "compare", "resume") if reached else ("plot", "compare")
+        further = ("plot", "compare", "resume") if self._reached_limits() else ("plot", "compare")
         self.run_directory.log_commands("checkpoint", *played, *further)
+
+    def _reached_limits(self) -> list[str]:
+        """Return the settings whose limit ended the run, with their values."""
+        limits = [
+            ("trainer.max_epochs", self.trainer.current_epoch, self.trainer.max_epochs),
+            ("trainer.max_steps", self.trainer.global_step, self.trainer.max_steps),
+        ]
+        if isinstance(self.datamodule, RolloutDataModule):
+            data = self.datamodule
+            limits.append(("data.max_env_steps", data.clocks["env_steps"], data.max_env_steps))
+        return [f"{key} = {limit}" for key, done, limit in limits if limit and 0 < limit <= done]
 
     def _write_report(self, run: Path) -> None:
         """Write the report into the run directory, unless the environment variable ``LRL_REPORT`` is 0."""
@@ -271,8 +275,8 @@ class LRLCLI(LightningCLI):
         if not checkpoint or any(part.begun and part.before < _trained(self.trainer) for part in self._records):
             return
         sentence = (
-            f"nothing was trained: ckpt_path is {os.path.relpath(checkpoint)!r}, whose run had already reached a limit "
-            "such as trainer.max_epochs or data.max_env_steps; raise the limit to continue it."
+            f"nothing was trained: the run of {os.path.relpath(checkpoint)} had already reached "
+            f"{' and '.join(self._reached_limits()) or 'its end'}; raise this limit to continue it."
         )
         if self._restarted:
             logging.getLogger("lrl").warning(sentence)

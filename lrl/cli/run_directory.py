@@ -91,8 +91,8 @@ class RunDirectory:
         continues = _restarts() > 0 or (resumed is not None and _contains(path, Path(resumed).resolve()))
         if first and not continues and (others or path.is_file()):  # another rank may have begun the log
             raise ValueError(
-                f"run_directory is {str(path)!r}, which is not empty; name a new one, or give a checkpoint in it as "
-                "ckpt_path of lrl fit to continue that run."
+                f"run_directory is {str(path)!r}, which is not empty; name a new one, or continue the run in it "
+                "with lrl fit --resume."
             )
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         log = path / "run.log"

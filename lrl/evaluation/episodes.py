@@ -97,6 +97,10 @@ class EpisodeResults:
     def __len__(self) -> int:
         return len(self.index)
 
+    def __repr__(self) -> str:
+        """Return the number of episodes and the means; the arrays have too many values to print."""
+        return f"EpisodeResults(episodes={len(self)}, {', '.join(f'{k}={v:.4g}' for k, v in self.means().items())})"
+
     def to(self, device: torch.device | str) -> EpisodeResults:
         """Return the results unchanged; Lightning calls it on results of ``predict_step``."""
         return self

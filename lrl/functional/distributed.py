@@ -169,8 +169,8 @@ def own_value(values: Sequence[_Value]) -> _Value:
     rank, world_size = rank_and_world_size()
     if len(values) != world_size:
         raise ValueError(
-            f"ckpt_path was written during a collection by {len(values)} ranks, and this run has {world_size}; resume "
-            f"it with {len(values)} ranks, or from a checkpoint written between collections."
+            f"the checkpoint was written during a collection by {len(values)} ranks, and this run has {world_size}; "
+            f"resume it with {len(values)} ranks, or from a checkpoint written between collections."
         )
     return values[rank]
 

@@ -350,11 +350,11 @@ class PromptedSearchModule(PolicyModule):
             return
         saved = checkpoint["lrl"].get("search")
         if saved is None:
-            raise ValueError("ckpt_path contains no search; give a run of PromptedSearchModule.")
+            raise ValueError("the checkpoint contains no search; give a run of PromptedSearchModule.")
         kind = type(self.searcher).__name__
         if saved["kind"] != kind:
             raise ValueError(
-                f"model.searcher is a {kind}, in the run of ckpt_path it was a {saved['kind']}; resume with the same."
+                f"model.searcher is a {kind}, in the resumed run it was a {saved['kind']}; resume with the same."
             )
         self.trials, self.best = list(saved["trials"]), int(saved["best"])
         self.searcher.load_state_dict(saved["searcher"])

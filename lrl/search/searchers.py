@@ -265,8 +265,8 @@ class GenerationSearcher(Searcher):
             self.tell(Trial(parameters=self.ask(), returns=np.array([value]), env_steps=0))
         if self._checksum != state_dict["checksum"]:
             raise ValueError(
-                f"ckpt_path contains a search of {type(self).__name__} with other proposals than these settings lead "
-                "to; resume with the same seed_everything, model.searcher, model.policy and data.num_iterations."
+                f"the checkpoint contains a search of {type(self).__name__} with other proposals than these settings "
+                "lead to; resume with the same seed_everything, model.searcher, model.policy and data.num_iterations."
             )
 
 

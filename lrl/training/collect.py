@@ -393,8 +393,8 @@ class FixedHorizonCollector:
         """
         if len(state["episode"]) != len(self.env):
             raise ValueError(
-                f"ckpt_path contains the episodes of {len(state['episode'])} environments per device, but this run has "
-                f"{len(self.env)}; resume with the same data.num_envs."
+                f"the checkpoint contains the episodes of {len(state['episode'])} environments per device, but this "
+                f"run has {len(self.env)}; resume with the same data.num_envs."
             )
         self._episode = np.array(state["episode"], dtype=np.int64)
         self._actions = [[self._native(action) for action in actions] for actions in state["actions"]]

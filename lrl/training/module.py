@@ -168,13 +168,13 @@ class RunModule(L.LightningModule, ABC):
         before = saved.get("seed", self.run_seed)
         if resumes and before != self.run_seed:  # episodes are replayed, and networks initialised, from the seed
             raise ValueError(
-                f"seed_everything is {self.run_seed}, in the run of ckpt_path it was {before}; resume with the same."
+                f"seed_everything is {self.run_seed}, in the resumed run it was {before}; resume with the same."
             )
         check_settings(saved, self._settled_settings(), resumes)
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # sharded checkpoints store weights elsewhere
         missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
-            raise ValueError(f"ckpt_path does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
+            raise ValueError(f"the checkpoint does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
         if resumes:
             self._validated = saved.get("validated", -1)
             if "optimizers" in saved:
@@ -408,7 +408,7 @@ class PolicyModule(RunModule, ABC):
         saved = checkpoint.get("lrl", {}).get("fingerprint", "")
         if saved != self.policy.fingerprint:
             raise ValueError(
-                f"ckpt_path is a checkpoint of {_trained_policy(saved)}, but model.policy is "
+                f"the checkpoint is of a run with {_trained_policy(saved)}, but model.policy is "
                 f"{_trained_policy(self.policy.fingerprint)}; it must be that of the run that is resumed."
             )
         super().on_load_checkpoint(checkpoint)

@@ -216,9 +216,9 @@ def test_data_that_do_not_fit_raise_one_sentence(tmp_path):
     fit(tmp_path, CollectionCheckpoint(1), max_epochs=1)
     last = tmp_path / "checkpoints" / "last.ckpt"
     for change, sentence in (
-        ({"module": module_of(members=2)}, "ckpt_path was trained with members 1; here it is 2"),
-        ({"data": data_of("pendulum")}, "ckpt_path was trained with action_space .*; here it is"),
-        ({"data": data_of(seed=5)}, "seed_everything is 5, in the run of ckpt_path it was 0"),
+        ({"module": module_of(members=2)}, "members is 2, in the resumed run it was 1; resume"),
+        ({"data": data_of("pendulum")}, "action_space is .*, in the resumed run it was "),
+        ({"data": data_of(seed=5)}, "seed_everything is 5, in the resumed run it was 0"),
     ):
         with pytest.raises(ValueError, match=sentence) as caught:
             fit(tmp_path / "other", ckpt_path=last, **change)
@@ -226,7 +226,7 @@ def test_data_that_do_not_fit_raise_one_sentence(tmp_path):
     checkpoint = torch.load(last, weights_only=True)
     del checkpoint["lrl"]["reward_model"]
     torch.save(checkpoint, tmp_path / "foreign.ckpt")
-    with pytest.raises(ValueError, match="ckpt_path contains no reward model"):
+    with pytest.raises(ValueError, match="the checkpoint contains no reward model"):
         fit(tmp_path / "other", ckpt_path=tmp_path / "foreign.ckpt")
 
 

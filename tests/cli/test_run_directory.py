@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -179,7 +180,7 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
     before = rows_of(run)
     last = run / "checkpoints" / "last.ckpt"
     status, _, said = launch("fit", "--run_directory", other, "--ckpt_path", last)
-    assert status == 2 and "nothing was trained: ckpt_path is" in said and not other.exists()
+    assert status == 2 and f"the run of {os.path.relpath(last)} had already reached" in said and not other.exists()
     command = ["fit", "--ckpt_path", last, "--trainer.max_epochs", "2", "--run_directory"]
     assert launch(*command, run)[0] == 0
     assert rows_of(run)[: len(before)] == before and len(rows_of(run)) == 2 * len(before)
@@ -188,13 +189,13 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
     files = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     changed = ("--model.init_args.policy.init_args.observation_clip", "2")
     status, _, said = launch(*command, run, *changed)
-    assert status == 2 and "model.policy.observation_clip is 2.0, in the run of ckpt_path it was 10.0; resume" in said
+    assert status == 2 and "model.policy.observation_clip is 2.0, in the resumed run it was 10.0; resume" in said
     assert {file: file.read_bytes() for file in files} == files and not (run / "earlier" / "2").exists()
     other.mkdir()
     (other / "notes.txt").touch()
     for words in ((*command, other), (*command, tmp_path), ("validate", *command[1:3], *command[-1:], run)):
         status, _, said = launch(*words)
-        assert status == 2 and "which is not empty; name a new one, or give a checkpoint in it as ckpt_path" in said
+        assert status == 2 and "not empty; name a new one, or continue the run in it with lrl fit --resume" in said
     assert len(rows_of(run)) == 2 * len(before) and os.listdir(other) == ["notes.txt"]
 
 
@@ -218,7 +219,8 @@ def test_a_run_is_continued_from_its_own_configuration_in_place_or_beside_it(lau
     collections, minutes = len({row["clock/env_steps"] for row in before}), minutes_of(run)
     for option in ("--ckpt_path", "--resume"):
         done = run_words(["lrl", "fit", option, str(run)])
-        assert done.returncode == 2 and done.stderr.splitlines()[1].startswith("lrl: nothing was trained: ckpt_path is")
+        sentence = f"lrl: nothing was trained: the run of .* had already reached {limit[2:]} = [248]; raise .*"
+        assert done.returncode == 2 and re.fullmatch(sentence, done.stderr.splitlines()[1])
     assert os.listdir(tmp_path) == ["network.yaml", "run"] and not (run / "earlier").exists()
     assert minutes is not None and minutes_of(run) == minutes  # the run counts as finished
     assert run_words(["lrl", "fit", "--ckpt_path", str(run), limit, "17"]).returncode == 0

@@ -180,7 +180,7 @@ def test_a_random_base_model_under_adapters_is_restored_from_its_seed(folder, tm
     fit(grpo(folder, model=model), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
     with pytest.raises(
         ValueError,
-        match="ckpt_path is a checkpoint of a language model with base weights .*; it must be that of the run",
+        match="the checkpoint is of a run with a language model with base weights .*; it must be that of the run",
     ):
         fit(grpo(folder, model=model | {"init_seed": 6}), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
 
@@ -201,7 +201,7 @@ def test_another_base_model_raises_at_resume(folder, runs, tmp_path):
     other = save_tiny_model(tmp_path / "other", initializer_range=0.1)
     with pytest.raises(
         ValueError,
-        match="ckpt_path is a checkpoint of a language model with base weights .*; it must be that of the run",
+        match="the checkpoint is of a run with a language model with base weights .*; it must be that of the run",
     ):
         fit(grpo(other), tmp_path, ckpt_path=last(runs / "full"), max_epochs=2)
 
@@ -349,7 +349,7 @@ def test_a_fitted_critic_is_not_exchanged_at_resume(tmp_path):
         fit(module, tmp_path, data=rollout_data("network"), **options)
 
     run(None)
-    with pytest.raises(ValueError, match=r"^model.critic.fit is set, in the run of ckpt_path it was null; resume with"):
+    with pytest.raises(ValueError, match=r"^model.critic.fit is set, in the resumed run it was null; resume with"):
         run(ValueFit(), ckpt_path=last(tmp_path), max_epochs=2)
 
 
@@ -361,7 +361,7 @@ def test_a_reference_of_other_initial_weights_raises_at_resume(tmp_path):
 
     run(1, 1)
     run(1, 2, ckpt_path=last(tmp_path))
-    with pytest.raises(ValueError, match=r"^model.policy has other initial weights than in the run of ckpt_path"):
+    with pytest.raises(ValueError, match=r"^model.policy has other initial weights than in the resumed run"):
         run(2, 3, ckpt_path=last(tmp_path))
     run(2, 3, coef=0.0, ckpt_path=last(tmp_path))
     torch.manual_seed(2)
