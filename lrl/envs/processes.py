@@ -21,6 +21,9 @@ from lrl.envs.native import OWN_OPTIONS, EnvironmentFailedError, empty_observati
 _CONTEXT = "forkserver"
 """Start method of processes; forking a process with torch's threads can deadlock."""
 
+PRELOADED = ["lrl.envs.factory"]
+"""Modules that the fork server imports once for all processes; without it, each process imports torch again."""
+
 _Answer = tuple[str, Any]
 """What a process sends: a problem, empty if there is none, and the result."""
 
@@ -172,6 +175,7 @@ class ProcessEnvs(VectorEnv):
         bounds = [self.num_envs * index // count for index in range(count + 1)]
         self._parts = [slice(*bounds[index : index + 2]) for index in range(count)]
         """Copies of each process."""
+        multiprocessing.get_context(_CONTEXT).set_forkserver_preload(["__main__", *PRELOADED])  # read when it starts
         try:
             for part in self._parts:
                 self._start(env_fns[part])

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -38,6 +40,19 @@ def test_a_process_of_idle_copies_is_neither_reset_nor_stepped():
     finally:
         env.close()
     assert calls == [[0, 1], [1], [0]], "the first process has one copy, the second has two"
+
+
+@pytest.mark.slow
+def test_processes_start_with_the_modules_of_environments_imported(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import sys\nimport gymnasium as gym\nfrom lrl.envs.processes import ProcessEnvs\n"
+        "def make():\n    env = gym.make('FrozenLake-v1').unwrapped\n"
+        "    env.loaded = 'lrl.envs.factory' in sys.modules\n    return env\n"
+        "if __name__ == '__main__':\n    envs = ProcessEnvs([make] * 2, 'lake', 2)\n"
+        "    print(*envs.call('loaded'), 'lrl.envs.factory' in sys.modules)\n    envs.close()\n"
+    )
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True False\n" and not done.stderr
 
 
 class Faulty(gym.Env):
