@@ -299,7 +299,7 @@ def group_means(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "baseline of a group is not its mean",
             f"the mean advantage of a group is {means[int(np.abs(means).argmax())]:.3g}, and should be 0 "
-            f"(collection {sample.collection + 1})",
+            f"(collection {sample.number})",
             "compare how returns are divided into groups",
             confidence=0.85,
         )
@@ -314,7 +314,7 @@ def normalisation(sample: Sample) -> Iterator[Finding]:
     if (abs(mean) > 0.02 or abs(std - 1) > 0.02) and std > 0:
         yield sample.finding(
             "advantages are not normalised over the sampled tokens",
-            f"over all sampled tokens of collection {sample.collection + 1} they have mean {mean:.3g} and "
+            f"over all sampled tokens of collection {sample.number} they have mean {mean:.3g} and "
             f"standard deviation {std:.3g}",
             "padding must not be counted, and all ranks and turns must be",
             confidence=0.95,

@@ -131,7 +131,7 @@ def gradient_sign(sample: Sample) -> Iterator[Finding]:
     yield sample.finding(
         cause,
         "the correlation of the advantage of a token with the direction in which the loss moves its "
-        f"probability is {correlation:.3f} (collection {sample.collection + 1})",
+        f"probability is {correlation:.3f} (collection {sample.number})",
         remedy,
         confidence=1.0 if wrong else 0.6,
         warning=not wrong,
@@ -166,7 +166,7 @@ def recorded_logprobs(sample: Sample) -> Iterator[Finding]:
             yield sample.finding(
                 "log-probabilities are those of other tokens",
                 f"in {name} they are the probabilities of the {other} token of the response "
-                f"(collection {sample.collection + 1})",
+                f"(collection {sample.number})",
                 "the logits at a position belong to the token after it; compare how tokens and logits are sliced",
             )
             return
@@ -278,7 +278,7 @@ def sampled_distribution(samples: Sequence[Sample]) -> Iterator[Finding]:
                 "tokens are sampled from another distribution",
                 f"{more} tokens were sampled too often: the sum of log-probabilities differs from its "
                 f"expectation by {abs(excess) / np.sqrt(squares):.0f} standard errors, up to collection "
-                f"{sample.collection + 1}",
+                f"{sample.number}",
                 "training must not use top_k, top_p, greedy decoding, or another temperature than sampling",
                 confidence=0.95,
             )
@@ -390,7 +390,7 @@ def reference_moves(samples: Sequence[Sample]) -> Iterator[Finding]:
         if moved > 1e-4 and difference < 0.02 * moved:
             yield sample.finding(
                 "reference moves with the policy",
-                f"in collection {sample.collection + 1}, the log-probabilities of the reference differ on average by "
+                f"in collection {sample.number}, the log-probabilities of the reference differ on average by "
                 f"{difference:.1g} nats from those of the policy, whose own have changed by {moved:.2g} nats",
                 "the reference must be a copy of the policy at the start of the run",
             )
@@ -413,7 +413,7 @@ def rewards(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "constant reward",
             f"all {len(sample)} episodes have the reward {sample['rewards'][0]:g}, whatever the response "
-            f"(collection {sample.collection + 1})",
+            f"(collection {sample.number})",
             "compare the reward of a right and of a wrong response",
             confidence=0.5,
             warning=True,

@@ -39,7 +39,7 @@ def start_states(samples: Sequence[Sample]) -> Iterator[Finding]:
                 source = "the data set" if separate["all"] else "a separate environment with other seeds"
                 yield sample.finding(
                     "episodes start in too few states",
-                    f"{len(some)} episodes up to collection {sample.collection + 1} start in {len(set(some))} "
+                    f"{len(some)} episodes up to collection {sample.number} start in {len(set(some))} "
                     f"different states, and {sum(separate['counts'])} of {source} in {len(separate['counts'])}",
                     "compare the seeds of resets, or the rows, that the episodes of a collection get: each episode or "
                     "group must have its own",
@@ -86,7 +86,7 @@ def new_episodes(samples: Sequence[Sample]) -> Iterator[Finding]:
                 earlier = first.get(repeated[0]) or min(of_kind[repeated[0]])
                 yield sample.finding(
                     "the same episodes are played again",
-                    f"{sum(count for _, count in again)} of {total} episodes of collection {sample.collection + 1} "
+                    f"{sum(count for _, count in again)} of {total} episodes of collection {sample.number} "
                     f"have the seeds of others, such as those of an episode of collection {earlier[0] + 1}",
                     "the seeds of an episode must depend on the collection, and on the environment or group",
                     confidence=0.95,

@@ -205,7 +205,7 @@ def groups(sample: Sample) -> Iterator[Finding]:
         if differing:
             yield sample.finding(
                 "episodes of a group start from different states",
-                f"group {group} has {' and '.join(differing)} (collection {sample.collection + 1})",
+                f"group {group} has {' and '.join(differing)} (collection {sample.number})",
                 "the episodes of a group must be reset with the same seed",
             )
             return
@@ -216,7 +216,7 @@ def groups(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "members of a group use the same random numbers",
             f"all members of each group have the same first response, which has probability "
-            f"exp({agreement:.0f}) by chance (collection {sample.collection + 1})",
+            f"exp({agreement:.0f}) by chance (collection {sample.number})",
             "the random numbers of a token must depend on the episode, not only on its group",
         )
 
@@ -242,7 +242,7 @@ def invalid_responses(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "invalid responses are rewarded",
             f"invalid responses have rewards up to {rewards[invalid].max():.3g}, valid ones up to "
-            f"{rewards[~invalid].max():.3g} (collection {sample.collection + 1}, for example "
+            f"{rewards[~invalid].max():.3g} (collection {sample.number}, for example "
             f"{_short(sample.responses[turn])})",
             "a response that cannot be read must have the lowest reward",
             confidence=0.9,
@@ -303,7 +303,7 @@ def success_and_return(samples: Sequence[Sample]) -> Iterator[Finding]:
         yield sample.finding(
             "constant reward" if equal else "reward has the wrong sign",
             f"the mean return of {len(returns[True])} successful episodes is {success:.3g}, that of "
-            f"{len(returns[False])} others {failure:.3g} (up to collection {sample.collection + 1})",
+            f"{len(returns[False])} others {failure:.3g} (up to collection {sample.number})",
             "compare the reward of a successful and of a failed episode",
             confidence=0.9,
         )
@@ -379,7 +379,7 @@ def shown_answers(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "prompts contain the answer",
             f"all {int(same.sum())} responses with the action that the observation names last succeed, and "
-            f"{others.mean():.0%} of the others (collection {sample.collection + 1}, observation "
+            f"{others.mean():.0%} of the others (collection {sample.number}, observation "
             f"{_short(sample.observations[int(same.argmax())])})",
             "the observation must not contain the action of the data set",
             confidence=0.9,
@@ -400,7 +400,7 @@ def rewards_of_states(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "rewards prefer failures",
             f"in {worse} of {len(np.unique(states))} states a response without success has a larger reward "
-            f"than one with success (collection {sample.collection + 1})",
+            f"than one with success (collection {sample.number})",
             "compare the reward function with the definition of success",
             confidence=0.6,
             warning=True,
@@ -418,7 +418,7 @@ def held_out_seeds(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "held-out episodes are used in training",
             f"{len(shared)} of {len(used)} training episodes have seeds of held-out episodes, such as "
-            f"{shared[0]} (collection {sample.collection + 1})",
+            f"{shared[0]} (collection {sample.number})",
             "the seeds of training episodes must differ from those of validation",
         )
 
@@ -429,7 +429,7 @@ def missing_turns(sample: Sample) -> Iterator[Finding]:
     if missing:
         yield sample.finding(
             "turns are left out of training",
-            f"{missing} turns of collection {sample.collection + 1} were played, but are not in its batch",
+            f"{missing} turns of collection {sample.number} were played, but are not in its batch",
             "invalid responses and unfinished episodes must be trained on as well",
             confidence=0.95,
         )

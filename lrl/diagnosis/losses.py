@@ -84,7 +84,7 @@ def surrogate(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "ratio is inverted",
             f"the gradient of the loss, as a multiple of that at ratio 1, is {found}: that of a ratio with the "
-            f"old policy in its numerator (collection {sample.collection + 1})",
+            f"old policy in its numerator (collection {sample.number})",
             "the ratio is the probability under the current policy divided by that under the sampling policy",
         )
         return
@@ -112,7 +112,7 @@ def surrogate(sample: Sample) -> Iterator[Finding]:
             cause,
             f"for tokens with {'positive' if positive else 'negative'} advantage whose ratio is "
             f"{ratio:.2f}, the gradient of the loss is {factor:.3g} times that at ratio 1, and should be "
-            f"{expected:.3g} times (collection {sample.collection + 1})",
+            f"{expected:.3g} times (collection {sample.number})",
             remedy,
             confidence=0.95,
         )
@@ -181,7 +181,7 @@ def _sizes(sample: Sample) -> Iterator[Finding]:
             yield sample.finding(
                 f"{name} has the wrong size",
                 f"the gradient of the {name} is {factor:.3g} times that of the formula with the configured "
-                f"{option}, relative to the surrogate (collection {sample.collection + 1})",
+                f"{option}, relative to the surrogate (collection {sample.number})",
                 "compare the loss with the formula of the algorithm, and its coefficient with the configuration",
                 confidence=0.9,
             )
@@ -191,7 +191,7 @@ def _sizes(sample: Sample) -> Iterator[Finding]:
 def _term(sample: Sample, cause: str, what: str, name: str) -> Finding:
     return sample.finding(
         cause,
-        f"{what}, although {name} is positive (collection {sample.collection + 1})",
+        f"{what}, although {name} is positive (collection {sample.number})",
         "compare the loss with the formula of the algorithm",
     )
 
@@ -210,15 +210,14 @@ def update(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "ratio does not depend on the policy",
             f"all ratios are 1 in all {sample.settings['minibatches']} minibatches, although updates change "
-            f"log-probabilities by {np.abs(moved).mean():.2g} nats (collection {sample.collection + 1})",
+            f"log-probabilities by {np.abs(moved).mean():.2g} nats (collection {sample.number})",
             "the ratio must compare the current policy with the recorded log-probabilities of sampling",
             confidence=0.95,
         )
     if np.abs(moved).mean() < _UNCHANGED and sample.collection > 0:
         yield sample.finding(
             "weights are not trained",
-            f"the updates of collection {sample.collection + 1} change log-probabilities by "
-            f"{np.abs(moved).mean():.1g} nats",
+            f"the updates of collection {sample.number} change log-probabilities by {np.abs(moved).mean():.1g} nats",
             "compare the weights that the optimiser gets, the gradients, and the learning rate and its "
             "schedule (train/lr)",
             confidence=0.7,
@@ -227,7 +226,7 @@ def update(sample: Sample) -> Iterator[Finding]:
     elif np.abs(moved).mean() < _SMALL_UPDATE and 0 < sample.collection < _FIRST:
         yield sample.finding(
             "learning rate too low",
-            f"the updates of collection {sample.collection + 1} change log-probabilities by only "
+            f"the updates of collection {sample.number} change log-probabilities by only "
             f"{np.abs(moved).mean():.2g} nats",
             "a larger model.optimizer.lr, or more data.num_epochs or data.num_minibatches",
             confidence=0.5,
@@ -237,7 +236,7 @@ def update(sample: Sample) -> Iterator[Finding]:
     if kl > _LARGE_UPDATE and sample.collection < _FIRST:  # a single one later may be harmless, see metrics.step_size
         yield sample.finding(
             "learning rate too high",
-            f"the updates of collection {sample.collection + 1} change the policy by {kl:.3g} nats per token",
+            f"the updates of collection {sample.number} change the policy by {kl:.3g} nats per token",
             smaller_steps(sample.settings.get("lr")),
             confidence=0.8,
             warning=True,
@@ -250,7 +249,7 @@ def update(sample: Sample) -> Iterator[Finding]:
         yield sample.finding(
             "update has the wrong sign",
             "the updates make tokens with positive advantages less probable: the correlation of the advantage "
-            f"with the change of the log-probability is {correlation:.2f} (collection {sample.collection + 1})",
+            f"with the change of the log-probability is {correlation:.2f} (collection {sample.number})",
             "compare the sign of the loss, and whether the optimiser minimises it",
             confidence=0.85 if correlation < -0.3 else 0.6,
         )
@@ -264,7 +263,7 @@ def smaller_steps(rate: float | None) -> str:
 
 def _minibatches(sample: Sample) -> Iterator[Finding]:
     """Check that the minibatches of each pass have all turns as they are, in a random order."""
-    settings, collection = sample.settings, sample.collection + 1
+    settings, collection = sample.settings, sample.number
     if settings.get("mixed_turns"):
         yield sample.finding(
             "minibatches mix the fields of different turns",
@@ -299,7 +298,7 @@ def _minibatches(sample: Sample) -> Iterator[Finding]:
 
 def _completeness(sample: Sample) -> Iterator[Finding]:
     """Check that all turns and weights are trained, at the scheduled rate and with clipped gradients."""
-    settings, collection = sample.settings, sample.collection + 1
+    settings, collection = sample.settings, sample.number
     yield from _minibatches(sample)
     yield from gradients(sample)
     norm, limit = settings.get("largest_gradient", 0.0), settings.get("gradient_clip_val")
@@ -336,7 +335,7 @@ def _completeness(sample: Sample) -> Iterator[Finding]:
 
 def _step(sample: Sample) -> Iterator[Finding]:
     """Check one optimiser step, and when the updates of a collection end."""
-    settings, collection = sample.settings, sample.collection + 1
+    settings, collection = sample.settings, sample.number
     error, factor = settings.get("step_error", 0.0), settings.get("step_factor", 1.0)
     if error > STEP_ERROR:
         yield sample.finding(
@@ -373,7 +372,7 @@ def _step(sample: Sample) -> Iterator[Finding]:
 
 def gradients(sample: Sample) -> Iterator[Finding]:
     """Check that the optimiser gets the gradients of one minibatch."""
-    settings, collection = sample.settings, sample.collection + 1
+    settings, collection = sample.settings, sample.number
     if settings.get("left_gradient"):
         yield sample.finding(
             "gradients accumulate over minibatches",

@@ -123,6 +123,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.arrays["env"])
 
+    @property
+    def number(self) -> int:
+        """Number of the collection in messages, which count from 1."""
+        return self.collection + 1
+
     def envs(self) -> list[np.ndarray]:
         """Return the indices of the turns of each environment, in the order of time."""
         return [np.flatnonzero(self["env"] == env) for env in np.unique(self["env"])]
@@ -143,7 +148,7 @@ class Sample:
 
     def place(self, turn: int, token: int | None = None) -> str:
         """Return a description of a turn, or of one of its tokens, for a message."""
-        where = f"collection {self.collection + 1}, environment {self['env'][turn]}, turn {self['turn'][turn]}"
+        where = f"collection {self.number}, environment {self['env'][turn]}, turn {self['turn'][turn]}"
         if token is None:
             return where
         pieces = self.pieces[turn] if len(self.pieces) else []

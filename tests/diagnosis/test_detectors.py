@@ -403,7 +403,9 @@ def test_a_single_large_update_late_in_a_run_is_no_finding():
     kl = np.full(40, 0.01)
     assert diagnose_metrics({"train/update_kl": np.where(np.arange(40) == 20, 0.9, kl)}) == []
     lasting = np.where((np.arange(40) >= 20) & (np.arange(40) < 30), 0.3, kl)
-    assert [one.cause for one in diagnose_metrics({"train/update_kl": lasting})] == ["learning rate too high"]
+    (finding,) = diagnose_metrics({"train/update_kl": lasting})
+    assert finding.cause == "learning rate too high" and finding.collection == 20  # counted from 0, texts from 1
+    assert "median of collections 17 to 26" in finding.evidence
 
 
 def test_coefficients_are_those_of_the_configuration(tmp_path):
