@@ -150,8 +150,8 @@ def _parsed(parser: ArgumentParser, args: Sequence[str], options: dict[str, Any]
         text = " ".join(str(error).split())
     if found := re.match(r"unrecognized arguments: (\S+)", text):
         arg = found[1].partition("=")[0]
-        near = difflib.get_close_matches(arg, [f"--{name}" for name in options], 1)
-        hint = f"did you mean {near[0]}?" if near else f"`{parser.prog} --help` lists the options."
+        near = difflib.get_close_matches(arg.lstrip("-"), options, 1, cutoff=0.7)
+        hint = f"did you mean --{near[0]}?" if near else f"`{parser.prog} --help` lists the options."
         raise ValueError(f"{arg} is not an option; {hint}")
     if found := re.match(r"the following arguments are required: ([\w, ]+)", text):
         names = (f"--{name}" if name in options else name for name in found[1].split(", "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ def report(runs: list[str], *, baseline: list[str] | None = None, out: Path | No
 
     paths, compared = _directories(runs, "run"), _directories(baseline or [], "baseline")
     target = out or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))
-    write_report(paths, target, compared, findings)
+    for problem in write_report(paths, target, compared, findings):
+        print(problem, file=sys.stderr)
     print(f"wrote the report to {target}")
 
 

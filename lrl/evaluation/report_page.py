@@ -71,7 +71,7 @@ def write_report(
     out: Path,
     baseline: Sequence[Path] = (),
     diagnose: Callable[[Path], Sequence[Finding]] = lambda run: (),
-) -> None:
+) -> list[str]:
     """Write the report of runs.
 
     Args:
@@ -79,6 +79,9 @@ def write_report(
         out: the HTML file to write.
         baseline: run directories with which they are compared.
         diagnose: returns the findings of a run, the most certain first.
+
+    Returns:
+        One sentence for each file of a run that is missing or damaged, with the run; the page has them as well.
 
     Raises:
         OSError: If the file cannot be written.
@@ -95,6 +98,7 @@ def write_report(
     )
     with write_whole(out) as file:
         file.write(page)
+    return [f"{run}: {problem}" for run, read in zip(shown, reports, strict=True) for problem in read.problems]
 
 
 def _named(first: str, runs: int, baselines: int) -> str:

@@ -86,6 +86,7 @@ def test_the_help_has_the_docstrings_types_and_defaults(capsys):
         ("", "files must be given."),
         ("a --widht 3", "--widht is not an option; did you mean --width?"),
         ("a --wid 3", "--wid is not an option; did you mean --width?"),
+        ("a --with_hat 3", "--with_hat is not an option; `lrl draw --help` lists the options."),
         ("a --zzz=3", "--zzz is not an option; `lrl draw --help` lists the options."),
         ("a --width 0", "--width is 0; it must be at least 1."),
         ("a --width 9223372036854775808", f"--width is {2**63}; it must be less than {2**63}."),

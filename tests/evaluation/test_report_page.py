@@ -121,6 +121,15 @@ def test_a_missing_or_damaged_file_is_no_error(name, content, tmp_path):
     assert ("has not finished" in report.verdict) == (name == "run.log")
 
 
+def test_the_command_names_damaged_files_with_their_run(tmp_path, capsys):
+    good, damaged = (make_run(tmp_path / name, seed) for seed, name in enumerate(("good", "damaged")))
+    (damaged / "metrics.csv").write_text("nothing")
+    main("lrl report", [str(good), str(damaged), "--out", str(tmp_path / "page.html")])
+    printed = capsys.readouterr()
+    assert printed.out == f"wrote the report to {tmp_path / 'page.html'}\n"
+    assert f"{damaged}: metrics.csv has no rows of metrics.\n" in printed.err and f"{good}: " not in printed.err
+
+
 def test_several_runs_are_grouped_and_paired(tmp_path, capsys):
     small = [str(make_run(tmp_path / f"small{seed}", seed)) for seed in range(5)]
     large = [str(make_run(tmp_path / f"large{seed}", seed, lr=1e-2, gain=2.0)) for seed in range(5)]
