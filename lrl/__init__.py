@@ -23,8 +23,11 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: If the name is not public.
     """
+    if name == "__version__":
+        return import_module("importlib.metadata").version("lrl")
     if name not in _MODULES:
-        similar = ", ".join(get_close_matches(name, _MODULES, 5))
+        longer = [other for other in _MODULES if name.lower() in other.lower()]
+        similar = ", ".join(dict.fromkeys([*longer, *get_close_matches(name, _MODULES, 5)]))
         raise AttributeError(f"module 'lrl' has no attribute {name!r}" + (similar and f"; similar: {similar}"))
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value

@@ -14,6 +14,7 @@ from lrl.algorithms.trpo import TRPOModule as TRPOModule
 from lrl.api import evaluate as evaluate
 from lrl.api import load as load
 from lrl.api import train as train
+from lrl.codecs.numbers import NumberFormat as NumberFormat
 from lrl.data.demonstrations import DemonstrationsDataModule as DemonstrationsDataModule
 from lrl.data.jsonl import JsonlDemonstrations as JsonlDemonstrations
 from lrl.data.minari import MinariDemonstrations as MinariDemonstrations
@@ -57,3 +58,4 @@ from lrl.types import TokenLoss as TokenLoss
 from lrl.types import TurnBatch as TurnBatch
 
 __all__: list[str]
+__version__: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from lrl.data.run_data import ClockedDataModule, RunDataModule
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
 from lrl.evaluation.load import BASELINES, checkpoint_file, last_checkpoint, load_policy
+from lrl.functional.distributed import read_checkpoint
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.actor import Actor
 from lrl.policies.policy import Policy
@@ -67,11 +69,15 @@ def train(
         ``trainer.lightning_module.policy`` the trained policy.
 
     Raises:
-        ValueError: If the run directory is not empty, or there is no checkpoint at ``ckpt_path``.
+        ValueError: If an argument has another type, the run directory is not empty, there is no checkpoint at
+            ``ckpt_path``, or its run has already reached ``max_epochs``.
     """
     silence_libraries()
     started = time.monotonic()
+    _check_train(module, data, max_epochs, callbacks, trainer_settings)
     checkpoint = None if ckpt_path is None else str(checkpoint_file(Path(ckpt_path), "ckpt_path"))
+    if checkpoint is not None:
+        _check_unfinished(checkpoint, max_epochs)
     used, in_checkpoints = list(callbacks), _ConfigInCheckpoints()
     settings: dict[str, Any] = QUIET | {"max_epochs": max_epochs}
     directory = None if run_directory is None else RunDirectory.create(str(run_directory), "", data.seed)
@@ -96,6 +102,35 @@ def train(
         if directory is not None:
             directory.close()
     return trainer
+
+
+def _check_train(module: Any, data: Any, max_epochs: Any, callbacks: Any, trainer_settings: Mapping[str, Any]) -> None:
+    """Check the types of the arguments of :func:`train`, which would fail inside of Lightning."""
+    if not isinstance(module, RunModule):
+        raise ValueError(f"module is a {type(module).__name__}; it must be an algorithm, such as PPOValueHeadModule.")
+    if not isinstance(data, ClockedDataModule):
+        raise ValueError(f"data is a {type(data).__name__}; it must be a data module, such as RolloutDataModule.")
+    if not isinstance(max_epochs, int):
+        raise ValueError(f"max_epochs is {max_epochs!r}; it must be a whole number.")
+    if isinstance(callbacks, str) or not all(isinstance(callback, L.Callback) for callback in callbacks):
+        raise ValueError(f"callbacks is {callbacks!r}; it must be a list of Lightning callbacks.")
+    unknown = [name for name in trainer_settings if name not in inspect.signature(L.Trainer.__init__).parameters]
+    if unknown:
+        raise ValueError(f"{unknown[0]} is an argument neither of lrl.train nor of lightning.Trainer.")
+
+
+def _check_unfinished(checkpoint: str, max_epochs: int) -> None:
+    """Check that the run of a checkpoint has something left to train.
+
+    Raises:
+        ValueError: If it has reached ``max_epochs``.
+    """
+    progress = read_checkpoint(Path(checkpoint), weights=False)["loops"]["fit_loop"]["epoch_progress"]["current"]
+    if 0 <= max_epochs <= progress["completed"]:
+        raise ValueError(
+            f"max_epochs is {max_epochs}, but the run of {checkpoint} has {progress['completed']} epochs (collections "
+            "or passes over demonstrations); raise it to continue the run."
+        )
 
 
 QUIET: dict[str, Any] = {

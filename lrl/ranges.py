@@ -6,6 +6,7 @@ The command line checks the ranges while parsing, and configuration objects chec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -125,13 +126,22 @@ def check_kinds(function: Any, values: Mapping[str, Any]) -> None:
     except (AttributeError, NameError, TypeError):
         return
     for name in values.keys() & hints.keys():
-        options = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
-        plain = [type(get_args(one)[0]) if get_origin(one) is Literal else get_origin(one) or one for one in options]
-        kinds = [_KINDS.get(kind) for kind in plain if kind is not type(None)]
-        value = values[name]
-        if type(value) in _KINDS and None not in kinds and _KINDS[type(value)] not in kinds:
-            allowed = " or ".join(dict.fromkeys(map(str, kinds)))
-            raise ValueError(f"{name} is {value!r}; it must be {allowed}.")
+        if kinds := _other_kinds(_options(hints[name]), values[name]):
+            raise ValueError(f"{name} is {values[name]!r}; it must be {kinds}.")
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+    """Return the alternatives of an annotation."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _other_kinds(options: Sequence[Any], value: Any) -> str:
+    """Return a description of the kinds of values that an annotation allows; empty if it allows the kind of a value."""
+    plain = [type(get_args(one)[0]) if get_origin(one) is Literal else get_origin(one) or one for one in options]
+    kinds = [_KINDS.get(kind) for kind in plain if kind is not type(None)]
+    if type(value) not in _KINDS or None in kinds or _KINDS[type(value)] in kinds:
+        return ""
+    return " or ".join(dict.fromkeys(map(str, kinds)))
 
 
 _KINDS: Mapping[Any, str] = {
@@ -175,7 +185,7 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
     """
     plain: dict[str, Any] = {}
     for name, hint in hints.items():
-        options = get_args(hint) if get_origin(hint) not in (None, Literal) else (hint,)
+        options = _options(hint)
         kind = next((option for option in options if getattr(option, "__name__", "") in RANGES), None)
         allowed = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
         if name not in values or (values[name] is None and type(None) in options):
@@ -191,22 +201,30 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
         elif allowed and value not in allowed:
             names = ", ".join(map(str, allowed))
             raise ValueError(f"{key}.{name} is {value!r}; it must be one of {names}{optional}.")
-        elif (value is None or type(value) in _KINDS) and all(map(_is_ours, options)):
+        elif all(map(_is_ours, options)) and not isinstance(value, options):
             names = " or ".join(option.__name__ for option in options if option is not type(None))
             raise ValueError(f"{key}.{name} is {value!r}; it must be an instance of {names}{optional}.")
+        elif {*options} <= {str, type(None)} and not isinstance(value, str | PathLike):
+            raise ValueError(f"{key}.{name} is {value!r}; it must be a text{optional}.")
+        elif kinds := _other_kinds(options, value):
+            raise ValueError(f"{key}.{name} is {value!r}; it must be {kinds}{optional}.")
     return plain
 
 
 def _is_ours(option: Any) -> bool:
     """Return whether an annotation is a class of this package, or null."""
-    return option is type(None) or (isinstance(option, type) and option.__module__.startswith("lrl."))
+    return option is type(None) or (
+        isinstance(option, type) and option.__module__.startswith("lrl.") and not getattr(option, "_is_protocol", False)
+    )
 
 
 def _number(kind: Any, value: Any, message: str) -> int | float:
-    """Check that ``value`` is in the range of ``kind``, and return it as plain ``int`` or ``float``."""
+    """Check that ``value`` is a number in the range of ``kind``, and return it as plain ``int`` or ``float``."""
     try:
         number = kind(value)
     except (TypeError, ValueError):
         raise ValueError(message) from None
+    if isinstance(value, str):  # the type would convert it, and the caller use the text
+        raise ValueError(message)
     # Checkpoints that are loaded with weights_only=True must not contain subclasses of int and float.
     return int(number) if isinstance(number, int) else float(number)

@@ -69,6 +69,10 @@ def test_a_run_directory_is_complete_and_its_policy_can_be_loaded(tmp_path, capf
     assert low <= ours.means()["return"] <= high
     with pytest.raises(ValueError, match="run_directory is .*run', which is not empty; name a new one"):
         lrl.train(module, data, max_epochs=2, run_directory=run, **CPU)
+    for fewer in (1, 2):
+        with pytest.raises(ValueError, match=f"max_epochs is {fewer}, but the run of .*last.ckpt has 2 epochs"):
+            lrl.train(module, data, max_epochs=fewer, run_directory=tmp_path / "more", ckpt_path=run, **CPU)
+    assert not (tmp_path / "more").exists()
 
 
 @pytest.mark.slow
@@ -125,6 +129,12 @@ def test_baselines_and_language_models_are_evaluated_by_name(tmp_path):
         lrl.load("nothing.ckpt")
 
 
+def train(**changes):
+    """Call ``lrl.train`` with some other arguments."""
+    arguments = {"module": network(""), "data": rollout_data("network"), "max_epochs": 1} | CPU | changes
+    return lrl.train(arguments.pop("module"), arguments.pop("data"), **arguments)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -132,6 +142,26 @@ def test_baselines_and_language_models_are_evaluated_by_name(tmp_path):
         (lambda: lrl.GRPOModule("gpt2"), "model.policy is 'gpt2'; it must be an instance of Policy"),
         (lambda: lrl.PPOValueHeadModule(lrl.MLPPolicy(), optimizer={"lr": 1}), "model.optimizer is {'lr': 1}; it must"),
         (lambda: lrl.SFTModule(None), "model.policy is None; it must be an instance of Policy"),
+        (
+            lambda: lrl.RolloutDataModule(lrl.GymnasiumEnvs),
+            "data.env is <class .*; it must be an instance of EnvFactory",
+        ),
+        (
+            lambda: lrl.RolloutDataModule(gym.make("CartPole-v1")),
+            "data.env is <.*; it must be an instance of EnvFactory",
+        ),
+        (lambda: lrl.GymnasiumEnvs(gym.make("CartPole-v1")), "env.id is <.*CartPole-v1.*; it must be a text"),
+        (
+            lambda: lrl.PPOValueHeadModule(lrl.MLPPolicy(), clip_range="0.2"),
+            "model.clip_range is '0.2'; it must be pos",
+        ),
+        (lambda: lrl.MLPPolicy(64), "policy.hidden_sizes is 64; it must be a list"),
+        (lambda: lrl.MLPPolicy(normalise_observations="no"), "policy.normalise_observations is 'no'; it must be true"),
+        (lambda: train(module=lrl.MLPPolicy()), "module is a MLPPolicy; it must be an algorithm"),
+        (lambda: train(data="CartPole-v1"), "data is a str; it must be a data module, such as RolloutDataModule"),
+        (lambda: train(max_epochs="2"), "max_epochs is '2'; it must be a whole number"),
+        (lambda: train(callbacks="Diagnosis"), "callbacks is 'Diagnosis'; it must be a list of Lightning callbacks"),
+        (lambda: train(run_dir="runs/x"), "run_dir is an argument neither of lrl.train nor of lightning.Trainer"),
         (lambda: lrl.evaluate(None, "CartPole-v1"), "policy is None; it must be a policy, a module that"),
         (lambda: lrl.evaluate("random", gym.make("CartPole-v1")), "env is <.*CartPole-v1.*; it must be an EnvFactory"),
         (lambda: lrl.evaluate("random", None), "env is None; it must be an EnvFactory, or the id of a registered"),
@@ -146,6 +176,8 @@ def test_an_argument_of_another_type_is_one_sentence(call, sentence):
 def test_a_similar_name_is_suggested():
     with pytest.raises(AttributeError, match="no attribute 'PPOModule'; similar: .*PPOValueHeadModule"):
         _ = lrl.PPOModule
+    with pytest.raises(AttributeError, match="no attribute 'PPO'; similar: PPOValueHeadModule"):
+        _ = lrl.PPO
     with pytest.raises(AttributeError, match="no attribute 'zzz'$"):
         _ = lrl.zzz
 

@@ -171,7 +171,10 @@ def with_configuration(args: Sequence[str]) -> list[str]:
     if Path(path).resolve() == run and not (run / "checkpoints" / "last.ckpt").exists():
         raise ValueError(f"{name} is {path!r}, which has no checkpoints/last.ckpt; start the run again.")
     if not has_config and not (run / "config.yaml").is_file():
-        raise ValueError(f"{name} is {path!r}, but there is no {str(run / 'config.yaml')!r}; give a config.")
+        raise ValueError(
+            f"{name} is {path!r}, but there is no {str(run / 'config.yaml')!r}; give a config, or the ckpt_path of "
+            "lrl.train if it wrote the run."
+        )
     first = [] if has_config else ["--config", str(run / "config.yaml"), "--run_directory", "null"]
     last = [] if resumed is None else ["--ckpt_path", resumed, "--run_directory", str(run)]
     return [command, *first, *others, *last]

@@ -92,7 +92,7 @@ class RunDirectory:
         if first and not continues and (others or path.is_file()):  # another rank may have begun the log
             raise ValueError(
                 f"run_directory is {str(path)!r}, which is not empty; name a new one, or continue the run in it "
-                "with lrl fit --resume."
+                "with lrl fit --resume (a run of lrl.train: with ckpt_path, in a new directory)."
             )
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         log = path / "run.log"

@@ -109,7 +109,9 @@ def _text(path: Path, problems: list[str]) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        problems.append(f"{path.name} cannot be read: {error.strerror}.")
+        known = path.name == "config.yaml" and isinstance(error, FileNotFoundError)
+        hint = " (runs of lrl.train have no such file, because their settings are in a script)" if known else ""
+        problems.append(f"{path.name} cannot be read: {error.strerror}{hint}.")
         return ""
 
 

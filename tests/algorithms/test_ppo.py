@@ -35,6 +35,7 @@ from lrl.functional.losses import value_loss
 from lrl.lm.config import LanguageModelConfig, LoRAConfig
 from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
+from lrl.policies.policy import Policy
 from lrl.policies.scoring import ScoringPolicy
 from lrl.prompts import PromptTemplate
 from lrl.training.checkpoint import CollectionCheckpoint
@@ -111,6 +112,7 @@ def test_a_truncated_episode_is_bootstrapped_with_the_value_of_its_last_state(fo
     assert cut.any() and not rollout.final_values[~cut].any() and rollout.final_values[cut].abs().min() > 0
 
 
+@Policy.register
 class Two(torch.nn.Module):
     """Stub that returns the tensors of a test."""
 

@@ -8,6 +8,7 @@ from tiny_runs import from_settings, make_trainer, rollout_data, save_tiny_model
 
 from lrl.algorithms.grpo import GRPOModule
 from lrl.algorithms.reinforce_pp import REINFORCEPlusPlusModule
+from lrl.policies.policy import Policy
 from lrl.training.metrics import derived
 from lrl.types import Evaluation, Rollout, TurnBatch
 
@@ -17,6 +18,7 @@ def folder(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@Policy.register
 class Silent(torch.nn.Module):
     """Stub of a policy that only has the attributes of a module."""
 
