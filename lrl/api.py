@@ -80,7 +80,8 @@ def train(
         _check_unfinished(checkpoint, max_epochs)
     used, in_checkpoints = list(callbacks), _ConfigInCheckpoints()
     settings: dict[str, Any] = QUIET | {"max_epochs": max_epochs}
-    directory = None if run_directory is None else RunDirectory.create(str(run_directory), "", data.seed)
+    advice = ", and continue a run with ckpt_path"
+    directory = None if run_directory is None else RunDirectory.create(str(run_directory), "", data.seed, advice=advice)
     if directory is not None:
         given = {type(callback) for callback in callbacks}
         defaults = ConsoleProgress(), Transcripts(), CollectionCheckpoint()
@@ -282,8 +283,8 @@ def evaluate(
         intervals.
 
     Raises:
-        ValueError: If an argument has another type, ``episodes`` or ``num_envs`` is not positive, or the policy cannot
-            act in the environment.
+        ValueError: If ``policy`` or ``env`` has another type, ``episodes`` or ``num_envs`` is not positive, or the
+            policy cannot act in the environment.
     """
     if not isinstance(policy, Actor | PolicyModule | str | Path):
         raise ValueError(

@@ -15,15 +15,12 @@ import shutil
 
 import pytest
 
-import lrl.envs.processes
-
 gc.disable()  # until all tests are imported: a fifth of the time would be spent on finding no garbage
 
 # The fork server keeps the list that it is started with, by whichever test comes first: ranks, runs that are killed,
 # environments in processes. Nothing of lrl is in it, so children still import, and register, what they need.
 LIBRARIES = ("gymnasium", "lightning.pytorch", "peft", "torchmetrics", "transformers.models.llama.modeling_llama")
 multiprocessing.set_forkserver_preload([*LIBRARIES])
-lrl.envs.processes.PRELOADED[:] = LIBRARIES
 
 WORDS = "<pad> <unk> <|im_start|> <|im_end|> <think> </think> <answer> </answer> \n system user assistant left right up"
 

@@ -304,7 +304,7 @@ def test_a_run_whose_budget_of_steps_is_spent_ends_at_once_when_it_is_resumed(fo
 def test_a_resume_with_other_random_numbers_raises(folder, tmp_path):
     fit(folder, "continuing", tmp_path, CollectionCheckpoint(1), max_epochs=1)
     last = tmp_path / "checkpoints" / "last.ckpt"
-    with pytest.raises(ValueError, match="seed_everything is 5, in the resumed run it was 0; resume with the same"):
+    with pytest.raises(ValueError, match="seed_everything is 5, in the checkpoint it was 0; resume with the same"):
         fit(folder, "continuing", tmp_path, ckpt_path=last, data={"seed": 5})
 
 
@@ -320,11 +320,13 @@ def test_a_run_is_resumed_only_with_its_own_distribution(folder, tmp_path):
 
     run(max_epochs=1)
     last = tmp_path / "checkpoints" / "last.ckpt"
-    with pytest.raises(ValueError, match=r"^model.policy.language_model.lora.alpha is 64, in the resumed run it"):
+    with pytest.raises(ValueError, match=r"^model.policy.language_model.lora.alpha is 64, in the checkpoint it"):
         run(last, model={"lora": LoRAConfig(r=2, alpha=64)})
-    with pytest.raises(ValueError, match=r"^model.policy.sampling.temperature is 0.3, in the run .* was 1.0; resume"):
+    with pytest.raises(
+        ValueError, match=r"^model.policy.sampling.temperature is 0.3, in the checkpoint it was 1.0; resume"
+    ):
         run(last, temperature=0.3)
-    with pytest.raises(ValueError, match=r"^model.policy.language_model.lora is None, in the resumed run it was {"):
+    with pytest.raises(ValueError, match=r"^model.policy.language_model.lora is None, in the checkpoint it was {"):
         run(last, model={})
     run(last, optimizer={"lr": 1e-3}, kl={"coef": 0.2}, model=LORA["model"] | {"share_prompts": False})
 

@@ -251,7 +251,7 @@ class PPOValueHeadModule(GradientModule):
         if self.trainer.state.fn == "fit" and checkpoint.get("lrl", {}).get("fits_critic", fits) != fits:
             now, before = ("set", "null") if fits else ("null", "set")
             raise ValueError(
-                f"model.critic.fit is {now}, in the resumed run it was {before}; resume with the same, because "
+                f"model.critic.fit is {now}, in the checkpoint it was {before}; resume with the same, because "
                 "the optimiser has the weights of the critic only if it is null."
             )
         super().on_load_checkpoint(checkpoint)

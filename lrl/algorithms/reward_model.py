@@ -176,7 +176,7 @@ class RewardModelModule(RunModule):
             raise ValueError("the checkpoint contains no reward model; give a run of RewardModelModule.")
         for name, value in self.model.about.items():
             if saved[name] != value:
-                raise ValueError(f"{name} is {value}, in the resumed run it was {saved[name]}; resume with the same.")
+                raise ValueError(f"{name} is {value}, in the checkpoint it was {saved[name]}; resume with the same.")
         super().on_load_checkpoint(checkpoint)
 
 

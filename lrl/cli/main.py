@@ -21,6 +21,7 @@ import torch
 import yaml
 from jsonargparse import ActionConfigFile, Namespace  # pyright: ignore[reportPrivateImportUsage]
 from jsonargparse.typing import register_type
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -237,7 +238,7 @@ class LRLCLI(LightningCLI):
         self.run_directory.log_commands("checkpoint", *played, *further)
 
     def _reached_limits(self) -> list[str]:
-        """Return the settings whose limit ended the run, with their values."""
+        """Return the settings whose limits the run has reached, with their values."""
         limits = [
             ("trainer.max_epochs", self.trainer.current_epoch, self.trainer.max_epochs),
             ("trainer.max_steps", self.trainer.global_step, self.trainer.max_steps),
@@ -245,7 +246,9 @@ class LRLCLI(LightningCLI):
         if isinstance(self.datamodule, RolloutDataModule):
             data = self.datamodule
             limits.append(("data.max_env_steps", data.clocks["env_steps"], data.max_env_steps))
-        return [f"{key} = {limit}" for key, done, limit in limits if limit and 0 < limit <= done]
+        reached = [f"{key} = {limit}" for key, done, limit in limits if limit and 0 < limit <= done]
+        remaining = [one.time_remaining() for one in cast(Any, self.trainer).callbacks if isinstance(one, Timer)]
+        return reached + ["trainer.max_time" for seconds in remaining if seconds is not None and seconds <= 0]
 
     def _write_report(self, run: Path) -> None:
         """Write the report into the run directory, unless the environment variable ``LRL_REPORT`` is 0."""
@@ -276,7 +279,7 @@ class LRLCLI(LightningCLI):
             return
         sentence = (
             f"nothing was trained: the run of {os.path.relpath(checkpoint)} had already reached "
-            f"{' and '.join(self._reached_limits()) or 'its end'}; raise this limit to continue it."
+            f"{' and '.join(self._reached_limits()) or 'a limit'}; raise it to continue the run."
         )
         if self._restarted:
             logging.getLogger("lrl").warning(sentence)
@@ -340,8 +343,9 @@ class LRLCLI(LightningCLI):
             beside = origin.with_name(
                 f"{origin.name.partition('-resumed-')[0]}-{'resumed' if trains else self.subcommand}"
             )
+        advice = ", or continue the run in it with lrl fit --resume"
         self.run_directory = RunDirectory.create(
-            config.run_directory, experiment_name(configs), config.seed_everything, resumed, beside
+            config.run_directory, experiment_name(configs), config.seed_everything, resumed, beside, advice
         )
         if is_fsdp:  # the log begins with the run directory
             logging.getLogger("lrl").info("trainer.strategy fsdp: the weights are sharded by FSDP2")

@@ -65,7 +65,13 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, wanted: str | None, experiment: str, seed: int, resumed: str | None = None, beside: Path | None = None
+        cls,
+        wanted: str | None,
+        experiment: str,
+        seed: int,
+        resumed: str | None = None,
+        beside: Path | None = None,
+        advice: str = "",
     ) -> RunDirectory:
         """Create the run directory and start ``run.log``.
 
@@ -78,6 +84,7 @@ class RunDirectory:
             seed: the run's seed.
             resumed: the checkpoint from which training continues, if any.
             beside: path to which a date is added for the default path, instead of that made of experiment and seed.
+            advice: how to continue the run in a directory that is not empty, for the error message.
 
         Raises:
             ValueError: If the directory is not empty, or cannot be written to.
@@ -90,10 +97,7 @@ class RunDirectory:
         others = [found for found in path.iterdir() if found.name != "run.log"] if path.is_dir() else []
         continues = _restarts() > 0 or (resumed is not None and _contains(path, Path(resumed).resolve()))
         if first and not continues and (others or path.is_file()):  # another rank may have begun the log
-            raise ValueError(
-                f"run_directory is {str(path)!r}, which is not empty; name a new one, or continue the run in it "
-                "with lrl fit --resume (a run of lrl.train: with ckpt_path, in a new directory)."
-            )
+            raise ValueError(f"run_directory is {str(path)!r}, which is not empty; name a new one{advice}.")
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
         log = path / "run.log"
         run = cls(

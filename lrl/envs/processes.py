@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
+import sys
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -21,8 +23,8 @@ from lrl.envs.native import OWN_OPTIONS, EnvironmentFailedError, empty_observati
 _CONTEXT = "forkserver"
 """Start method of processes; forking a process with torch's threads can deadlock."""
 
-PRELOADED = ["lrl.envs.factory"]
-"""Modules that the fork server imports once for all processes; without it, each process imports torch again."""
+_PRELOADED = ["__main__", "lrl.envs.factory"]
+"""Modules that the fork server imports once for all processes, so that not each of them imports torch again."""
 
 _Answer = tuple[str, Any]
 """What a process sends: a problem, empty if there is none, and the result."""
@@ -175,7 +177,8 @@ class ProcessEnvs(VectorEnv):
         bounds = [self.num_envs * index // count for index in range(count + 1)]
         self._parts = [slice(*bounds[index : index + 2]) for index in range(count)]
         """Copies of each process."""
-        multiprocessing.get_context(_CONTEXT).set_forkserver_preload(["__main__", *PRELOADED])  # read when it starts
+        if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:  # the user has set no others
+            multiprocessing.set_forkserver_preload(_PRELOADED)
         try:
             for part in self._parts:
                 self._start(env_fns[part])
@@ -375,6 +378,9 @@ def _serve(pipe: Connection, env_fns: bytes, name: str, current: MutableSequence
         current: its element is set to the index of the copy that is being played.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the main process ends this one
+    np.random.seed()  # noqa: NPY002 the processes are forked, and global random numbers of environments must differ
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
     with suppress(EOFError, OSError, KeyboardInterrupt):  # the main process has ended
         try:
             envs = _CopiesOfProcess(pickle.loads(env_fns), name, current=current)

@@ -81,7 +81,7 @@ def write_report(
         diagnose: returns the findings of a run, the most certain first.
 
     Returns:
-        One sentence for each file of a run that is missing or damaged, with the run; the page has them as well.
+        Sentences on what the page cannot show, such as damaged files with their run; the page has them as well.
 
     Raises:
         OSError: If the file cannot be written.
@@ -98,7 +98,8 @@ def write_report(
     )
     with write_whole(out) as file:
         file.write(page)
-    return [f"{run}: {problem}" for run, read in zip(shown, reports, strict=True) for problem in read.problems]
+    named = [f"{run}: {problem}" for run, read in zip(shown, reports, strict=True) for problem in read.problems]
+    return list(dict.fromkeys([*named, *several.get("notes", ())]))
 
 
 def _named(first: str, runs: int, baselines: int) -> str:

@@ -354,7 +354,7 @@ class PromptedSearchModule(PolicyModule):
         kind = type(self.searcher).__name__
         if saved["kind"] != kind:
             raise ValueError(
-                f"model.searcher is a {kind}, in the resumed run it was a {saved['kind']}; resume with the same."
+                f"model.searcher is a {kind}, in the checkpoint it was a {saved['kind']}; resume with the same."
             )
         self.trials, self.best = list(saved["trials"]), int(saved["best"])
         self.searcher.load_state_dict(saved["searcher"])

@@ -383,14 +383,14 @@ class GradientModule(PolicyModule, ABC):
         saved = checkpoint.get("lrl", {})
         if saved.get("start", "") != self._start:
             raise ValueError(
-                f"model.init_from is {self.init_from!r}, whose weights differ from those that the resumed run "
-                "started from; resume with the same weights, because they define the reference policy."
+                f"model.init_from is {self.init_from!r}, whose weights differ from those that the run of "
+                "the checkpoint started from; resume with the same weights, because they define the reference policy."
             )
         resumes = self.trainer.state.fn == "fit"
         if resumes and saved.get("reference") and self._reference and saved["reference"] != self._reference:
             raise ValueError(
-                "model.policy has other initial weights than in the resumed run, but they define the reference "
-                "policy; set init_seed, or call seed_everything with the seed of that run before the module is created."
+                "model.policy has other initial weights than in the checkpoint, but they define the reference policy; "
+                "set init_seed, or call seed_everything with the seed of that run before the module is created."
             )
         super().on_load_checkpoint(checkpoint)
         self.skip_updates = bool(saved.get("skip_updates", False))

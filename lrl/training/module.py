@@ -168,7 +168,7 @@ class RunModule(L.LightningModule, ABC):
         before = saved.get("seed", self.run_seed)
         if resumes and before != self.run_seed:  # episodes are replayed, and networks initialised, from the seed
             raise ValueError(
-                f"seed_everything is {self.run_seed}, in the resumed run it was {before}; resume with the same."
+                f"seed_everything is {self.run_seed}, in the checkpoint it was {before}; resume with the same."
             )
         check_settings(saved, self._settled_settings(), resumes)
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # sharded checkpoints store weights elsewhere
@@ -409,7 +409,7 @@ class PolicyModule(RunModule, ABC):
         if saved != self.policy.fingerprint:
             raise ValueError(
                 f"the checkpoint is of a run with {_trained_policy(saved)}, but model.policy is "
-                f"{_trained_policy(self.policy.fingerprint)}; it must be that of the run that is resumed."
+                f"{_trained_policy(self.policy.fingerprint)}; it must be the same."
             )
         super().on_load_checkpoint(checkpoint)
 

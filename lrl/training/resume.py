@@ -144,7 +144,7 @@ def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any], resume
         ValueError: If ``resumes`` is true and a setting differs.
     """
     for key, now, before in _differences("", settings, saved.get("settings", settings)):
-        said = f"{key} is {now!r}, in the resumed run it was {before!r}"
+        said = f"{key} is {now!r}, in the checkpoint it was {before!r}"
         if resumes:
             raise ValueError(
                 f"{said}; resume with the same, or start another run from its weights alone with model.init_from."

@@ -216,9 +216,9 @@ def test_data_that_do_not_fit_raise_one_sentence(tmp_path):
     fit(tmp_path, CollectionCheckpoint(1), max_epochs=1)
     last = tmp_path / "checkpoints" / "last.ckpt"
     for change, sentence in (
-        ({"module": module_of(members=2)}, "members is 2, in the resumed run it was 1; resume"),
-        ({"data": data_of("pendulum")}, "action_space is .*, in the resumed run it was "),
-        ({"data": data_of(seed=5)}, "seed_everything is 5, in the resumed run it was 0"),
+        ({"module": module_of(members=2)}, "members is 2, in the checkpoint it was 1; resume"),
+        ({"data": data_of("pendulum")}, "action_space is .*, in the checkpoint it was "),
+        ({"data": data_of(seed=5)}, "seed_everything is 5, in the checkpoint it was 0"),
     ):
         with pytest.raises(ValueError, match=sentence) as caught:
             fit(tmp_path / "other", ckpt_path=last, **change)

@@ -1,5 +1,6 @@
 """Tests of detecting dead environment processes."""
 
+import json
 import os
 import re
 import signal
@@ -45,14 +46,20 @@ def test_a_process_of_idle_copies_is_neither_reset_nor_stepped():
 @pytest.mark.slow
 def test_processes_start_with_the_modules_of_environments_imported(tmp_path):
     (tmp_path / "script.py").write_text(
-        "import sys\nimport gymnasium as gym\nfrom lrl.envs.processes import ProcessEnvs\n"
+        "import random, sys\nimport gymnasium as gym\nimport numpy as np\nfrom lrl.envs.processes import ProcessEnvs\n"
         "def make():\n    env = gym.make('FrozenLake-v1').unwrapped\n"
-        "    env.loaded = 'lrl.envs.factory' in sys.modules\n    return env\n"
+        "    env.loaded = 'lrl.envs.factory' in sys.modules\n"
+        "    env.drawn = np.random.rand(), sys.modules['torch'].rand(1).item(), random.random()\n    return env\n"
         "if __name__ == '__main__':\n    envs = ProcessEnvs([make] * 2, 'lake', 2)\n"
-        "    print(*envs.call('loaded'), 'lrl.envs.factory' in sys.modules)\n    envs.close()\n"
+        "    print(*envs.call('loaded'), 'lrl.envs.factory' in sys.modules)\n"
+        "    again = ProcessEnvs([make] * 2, 'lake', 2)\n"
+        "    for drawn in (*envs.call('drawn'), *again.call('drawn')):\n        print(list(drawn))\n"
+        "    envs.close()\n    again.close()\n"
     )
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=True)
-    assert done.stdout == "True True False\n" and not done.stderr
+    loaded, *drawn = done.stdout.splitlines()
+    assert loaded == "True True False" and not done.stderr
+    assert all(len({*one}) == 4 for one in zip(*map(json.loads, drawn), strict=True)), "two of two starts each"
 
 
 class Faulty(gym.Env):

@@ -146,7 +146,7 @@ def test_a_search_ends_after_its_last_proposal_or_stops_early(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (CMAES(), RandomSearch(), "model.searcher is a RandomSearch, in the resumed run it was a CMAES; resume"),
+        (CMAES(), RandomSearch(), "model.searcher is a RandomSearch, in the checkpoint it was a CMAES; resume"),
         (
             CMAES(population_size=4),
             CMAES(population_size=5),
@@ -166,7 +166,7 @@ def test_a_resumed_search_has_the_same_policies_and_schedule(tmp_path):
     fit(tmp_path / "cma", CollectionCheckpoint(1), module=module)
     last = tmp_path / "cma" / "checkpoints" / "last.ckpt"
     for setting, value, before in (("warmup", 4, 2), ("num_rollouts", 5, 3), ("max_steps", 61, 60)):
-        with pytest.raises(ValueError, match=f"data.{setting} is {value}, in the resumed run it was {before}; resume"):
+        with pytest.raises(ValueError, match=f"data.{setting} is {value}, in the checkpoint it was {before}; resume"):
             fit(tmp_path, module=module_of("cma"), data=data_of(**{setting: value}), ckpt_path=last)
     more = {"data": data_of(num_iterations=9), "ckpt_path": last, "max_epochs": 11}
     longer = fit(tmp_path / "longer", CollectionCheckpoint(1), module=module_of("cma"), **more)

@@ -179,8 +179,7 @@ def test_a_random_base_model_under_adapters_is_restored_from_its_seed(folder, tm
     assert all("lora_" in name for name in saved(tmp_path)["state_dict"])
     fit(grpo(folder, model=model), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
     with pytest.raises(
-        ValueError,
-        match="the checkpoint is of a run with a language model with base weights .*; it must be that of the run",
+        ValueError, match="the checkpoint is of a run with a language model with base weights .*; it must be the same"
     ):
         fit(grpo(folder, model=model | {"init_seed": 6}), tmp_path, ckpt_path=last(tmp_path), max_epochs=2)
 
@@ -200,8 +199,7 @@ def test_other_initial_weights_raise_at_resume(folder, runs, tmp_path):
 def test_another_base_model_raises_at_resume(folder, runs, tmp_path):
     other = save_tiny_model(tmp_path / "other", initializer_range=0.1)
     with pytest.raises(
-        ValueError,
-        match="the checkpoint is of a run with a language model with base weights .*; it must be that of the run",
+        ValueError, match="the checkpoint is of a run with a language model with base weights .*; it must be the same"
     ):
         fit(grpo(other), tmp_path, ckpt_path=last(runs / "full"), max_epochs=2)
 
@@ -349,7 +347,7 @@ def test_a_fitted_critic_is_not_exchanged_at_resume(tmp_path):
         fit(module, tmp_path, data=rollout_data("network"), **options)
 
     run(None)
-    with pytest.raises(ValueError, match=r"^model.critic.fit is set, in the resumed run it was null; resume with"):
+    with pytest.raises(ValueError, match=r"^model.critic.fit is set, in the checkpoint it was null; resume with"):
         run(ValueFit(), ckpt_path=last(tmp_path), max_epochs=2)
 
 
@@ -361,7 +359,7 @@ def test_a_reference_of_other_initial_weights_raises_at_resume(tmp_path):
 
     run(1, 1)
     run(1, 2, ckpt_path=last(tmp_path))
-    with pytest.raises(ValueError, match=r"^model.policy has other initial weights than in the resumed run"):
+    with pytest.raises(ValueError, match=r"^model.policy has other initial weights than in the checkpoint"):
         run(2, 3, ckpt_path=last(tmp_path))
     run(2, 3, coef=0.0, ckpt_path=last(tmp_path))
     torch.manual_seed(2)
