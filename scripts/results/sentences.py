@@ -149,12 +149,12 @@ def _five_distractors(results: Results) -> list[str]:
     return [cells[place] for cells in tables for place in (2, 5)]
 
 
-def _credit(results: Results) -> list[str]:
-    """Return success with turn and with nested credit after 41,000 turns, and the difference with its interval."""
+def _credit(results: Results, kind: str) -> list[str]:
+    """Return success with another credit after 41,000 turns, and the difference from turn credit with its interval."""
     turn = _last_values(results["babyai_ppo_writing"], range(5), place=1)
-    nested = _last_values(results["babyai_credit_nested"], range(5))
-    differences = np.array(nested, dtype=float) - np.array(turn, dtype=float)
-    return [*turn, *nested, *(f"{value:.3f}" for value in (differences.mean(), *bootstrap_interval(differences)))]
+    values = _last_values(results[f"babyai_credit_{kind}"], range(5))
+    differences = np.array(values, dtype=float) - np.array(turn, dtype=float)
+    return [*values, *(f"{value:.3f}" for value in (differences.mean(), *bootstrap_interval(differences)))]
 
 
 def _late_values(result: Mapping[str, Any], after: int) -> list[str]:
@@ -282,10 +282,20 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=_five_distractors,
         ),
         Sentence(
-            text="turn credit (the runs above) has {}, {}, {}, {} and {} of 200 held-out episodes on lrl-0 to lrl-4, "
-            "and nested credit {}, {}, {}, {} and {}. The difference of the means is {} ({} to {}; bootstrap over "
-            "seeds).",
-            figures=_credit,
+            text="turn credit (the runs above) has {}, {}, {}, {} and {} of 200 held-out episodes after 41,000 turns",
+            figures=lambda results: _last_values(results["babyai_ppo_writing"], range(5), place=1),
+        ),
+        Sentence(
+            text="- nested credit: {}, {}, {}, {} and {}; difference {} ({} to {})",
+            figures=lambda results: _credit(results, "nested"),
+        ),
+        Sentence(
+            text="- bandit credit: {}, {}, {}, {} and {}; difference {} ({} to {})",
+            figures=lambda results: _credit(results, "bandit"),
+        ),
+        Sentence(
+            text="- GRPO with step groups: {}, {}, {}, {} and {}; difference {} ({} to {})",
+            figures=lambda results: _credit(results, "step"),
         ),
         Sentence(
             text="The mean of the five differences is {} ({} to {}, bootstrap over seeds; {} to {}, t distribution)",
