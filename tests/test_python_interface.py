@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import gymnasium as gym
 import pytest
@@ -21,6 +23,7 @@ from lrl.codecs.numbers import NumberFormat
 from lrl.evaluation.comparison import minutes_of
 from lrl.evaluation.load import load_policy
 from lrl.lm.config import LoRAConfig
+from lrl.ranges import check_values
 
 CPU = {"accelerator": "cpu", "limit_val_batches": 0}
 
@@ -171,6 +174,14 @@ def train(**changes):
 def test_an_argument_of_another_type_is_one_sentence(call, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         call()
+
+
+@pytest.mark.parametrize("hint", [list[NumberFormat], Sequence[NumberFormat], NumberFormat | None, list[int] | None])
+def test_lists_and_null_are_checked_by_their_own_annotation(hint):
+    right = {"formats": None if type(None) in get_args(hint) else [NumberFormat()]}
+    check_values({"formats": hint}, right, "env")
+    with pytest.raises(ValueError, match=r"^env.formats is 'integers'; it must be"):
+        check_values({"formats": hint}, {"formats": "integers"}, "env")
 
 
 def test_a_similar_name_is_suggested():
