@@ -124,9 +124,12 @@ def _check_unfinished(checkpoint: str, max_epochs: int) -> None:
     """Check that the run of a checkpoint has something left to train.
 
     Raises:
-        ValueError: If it has reached ``max_epochs``.
+        ValueError: If it has reached ``max_epochs``, or the checkpoint contains weights only.
     """
-    progress = read_checkpoint(Path(checkpoint), weights=False)["loops"]["fit_loop"]["epoch_progress"]["current"]
+    loops = read_checkpoint(Path(checkpoint), weights=False).get("loops")
+    if loops is None:
+        raise ValueError(f"ckpt_path is {checkpoint!r}, which contains weights only; give a checkpoint of a run.")
+    progress = loops["fit_loop"]["epoch_progress"]["current"]
     if 0 <= max_epochs <= progress["completed"]:
         raise ValueError(
             f"max_epochs is {max_epochs}, but the run of {checkpoint} has {progress['completed']} epochs (collections "
@@ -254,7 +257,7 @@ def load(path: str | Path) -> Actor:
     try:
         policy.configure()
     except ValueError as error:
-        raise ValueError(f"path is {name!r}, which is no run, and as a language model: {error}") from error
+        raise ValueError(f"path is {name!r}, which is neither a run nor a language model: {error}") from error
     return policy.eval()
 
 

@@ -180,8 +180,7 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
         The values whose annotation is a range, by name, as plain ``int`` or ``float``.
 
     Raises:
-        ValueError: If a value is out of range, is not one of the names that its annotation allows, or is a plain value
-            where an object of this package belongs.
+        ValueError: If a value is out of range, has another type, or is not one of the names that its annotation allows.
     """
     plain: dict[str, Any] = {}
     for name, hint in hints.items():

@@ -75,6 +75,9 @@ def test_a_run_directory_is_complete_and_its_policy_can_be_loaded(tmp_path, capf
     for fewer in (1, 2):
         with pytest.raises(ValueError, match=f"max_epochs is {fewer}, but the run of .*last.ckpt has 2 epochs"):
             lrl.train(module, data, max_epochs=fewer, run_directory=tmp_path / "more", ckpt_path=run, **CPU)
+    torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
+    with pytest.raises(ValueError, match="weights.ckpt', which contains weights only"):
+        lrl.train(module, data, max_epochs=3, ckpt_path=tmp_path / "weights.ckpt", **CPU)
     assert not (tmp_path / "more").exists()
 
 
@@ -168,7 +171,7 @@ def train(**changes):
         (lambda: lrl.evaluate(None, "CartPole-v1"), "policy is None; it must be a policy, a module that"),
         (lambda: lrl.evaluate("random", gym.make("CartPole-v1")), "env is <.*CartPole-v1.*; it must be an EnvFactory"),
         (lambda: lrl.evaluate("random", None), "env is None; it must be an EnvFactory, or the id of a registered"),
-        (lambda: lrl.load("no/such-model"), "path is 'no/such-model', which is no run, and as a language model: "),
+        (lambda: lrl.load("no/such-model"), "path is 'no/such-model', which is neither a run nor a language model: "),
     ],
 )
 def test_an_argument_of_another_type_is_one_sentence(call, sentence):
