@@ -182,6 +182,8 @@ def in_a_sentence(message: str) -> str:
     reason = next(iter(reasons), " ".join(lines))
     if reason.startswith(_WRONG_CLASS):  # also reported for a list in which one element is invalid for another reason
         reason = next((line for line in reasons if not line.startswith((_WRONG_CLASS, "Expected a"))), reason)
+    if reason.startswith("Expected a path but") and _GIVEN_CLASS.search(message):  # a class, with an invalid argument
+        reason = next(iter(reasons[1:]), reason)
     keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
     wrong_value = _wrong_value(keys, lines, reason)
     if wrong_value:
@@ -200,6 +202,9 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     subtypes, given = _subtypes_and_value(lines, reason)
     if re.match(r"'\w+' object has no attribute 'keys'", reason):
         return f"{key} is {_shown(given)}; it must be the name of a class, or have a class_path."
+    found = re.match(r"Group '(\w+)' does not accept option '([\w.]+)'", reason)
+    if found is not None:
+        return f"{key}.{found[1]}.{found[2]} is not an argument of {found[1]} in the class of {key}; leave it out."
     found = re.match(r"No module named|module '.*' has no attribute", reason)
     if found is not None:
         paths = [path for line in lines[: lines.index(reason)] for path in _GIVEN_CLASS.findall(line)]

@@ -7,6 +7,7 @@ import difflib
 import math
 from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ _MANY = 20
 # Errors for misspelt keys.
 
 
-def check_keys(args: Sequence[str]) -> None:
+def check_keys(args: Sequence[str]) -> list[str]:
     """Check that the keys in the configurations and options of a command line exist.
 
     What cannot be decided without importing a class is left to the parser: classes that pass arguments on, values of a
@@ -58,24 +59,28 @@ def check_keys(args: Sequence[str]) -> None:
     Args:
         args: command-line arguments, beginning with the command: ``["fit", "--config", "frozen_lake/grpo.yaml"]``.
 
+    Returns:
+        For each class that a later file or option replaces by another, a sentence that names the arguments that are
+        kept and those that are left out.
+
     Raises:
         ValueError: If a class does not have one of the keys, or settings that cannot be null are null.
     """
     try:
-        _check(args[0], _settings(args[1:]))
+        return _check(args[0], _settings(args[1:]))
     except RecursionError:
         raise ValueError("config has keys that are nested too deeply, or a mapping that contains itself.") from None
 
 
-def _check(command: str, given: Iterable[Any]) -> None:
-    """Check the keys of several nested mappings, each of which changes the one before."""
-    classes: dict[tuple[str, ...], str] = {}
+def _check(command: str, given: Iterable[Any]) -> list[str]:
+    """Check the keys of several nested mappings, each of which changes the one before; see :func:`check_keys`."""
+    objects = _Objects()
     top = {**_TOP, **_OF_COMMAND.get(command, {})}
     trainer = {one.name: f"trainer.{one.name}" for one in _trainer_arguments()}
     described = set[str]()
     for settings in given:
         if settings is None:
-            return
+            return objects.replaced
         _check_numbers(settings)
         described |= {"model", "data"} & set(_unfolded(settings))
         for name, value in _unfolded(settings).items():
@@ -84,10 +89,10 @@ def _check(command: str, given: Iterable[Any]) -> None:
                 raise ValueError(f"{name or repr(name)} is not a key of a run{_hint(near and names[near], top)}")
             if name == "trainer":
                 _check_mapping(value, "Trainer", (name,))
-                _check_arguments(classes, "Trainer", _trainer_arguments(), value, (name,))
+                _check_arguments(objects, "Trainer", _trainer_arguments(), value, (name,))
             elif name in ("model", "data"):
                 _check_described(value, (name,))
-                _check_object(classes, value, (name,))
+                _check_object(objects, value, (name,))
             given = _unfolded(value)
             given |= _unfolded(given.get("init_args"))
             if name == "data" and "seed" in given:
@@ -96,10 +101,11 @@ def _check(command: str, given: Iterable[Any]) -> None:
                     "determines it."
                 )
     for name in sorted(described):
-        if (name,) not in classes:
+        if (name,) not in objects.classes:
             raise ValueError(
                 f"{name} has no class_path; it must be the name of a class, or a mapping with its class_path."
             )
+    return objects.replaced
 
 
 def _trainer_arguments() -> Sequence[Argument]:
@@ -226,12 +232,46 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Classes = dict[tuple[str, ...], str]
-"""Name or import path of the class that each key currently has, without the parts ``init_args`` of the key."""
+_Place = tuple[str, ...]
+"""A key without its parts ``init_args``."""
+
+
+@dataclass
+class _Objects:
+    """The objects that the settings read so far describe."""
+
+    classes: dict[_Place, str] = field(default_factory=dict[_Place, str])
+    """Name or import path of the class of each object."""
+    arguments: dict[_Place, list[str]] = field(default_factory=dict[_Place, list[str]])
+    """Names of the arguments given to each object."""
+    replaced: list[str] = field(default_factory=list[str])
+    """For each class that was replaced by another, a sentence on its arguments."""
+
+    def set_class(self, place: _Place, name: str) -> None:
+        """Set the class of an object; if it replaces another one, record which arguments are kept."""
+        before, given = self.classes.get(place, name), self.arguments.get(place, [])
+        self.classes[place] = name
+        kind = _class_of(name)
+        known = arguments(kind) if kind is not None and _class_of(before) != kind else None
+        if not given or known is None:
+            return
+        names = {one.name for one in known}
+        kept, left = [name for name in given if name in names], [name for name in given if name not in names]
+        self.arguments[place] = kept
+        parts = [f"it keeps {', '.join(kept)}"] if kept else []
+        if left:
+            parts.append(f"it has no {', '.join(left)}, so {'this is' if len(left) == 1 else 'these are'} left out")
+        self.replaced.append(f"{'.'.join(place)} is {name} in place of {before}; {'; '.join(parts)}.")
+
+    def remove(self, place: _Place) -> None:
+        """Forget an object and the objects in it."""
+        for known in (self.classes, self.arguments):
+            for one in [one for one in known if one[: len(place)] == place]:
+                del known[one]
 
 
 def _check_arguments(
-    classes: _Classes, owner: str, known: Sequence[Argument], given: Any, key: tuple[str, ...]
+    objects: _Objects, owner: str, known: Sequence[Argument], given: Any, key: tuple[str, ...]
 ) -> None:
     """Check the arguments that are given to a class or a group of settings."""
     by_name = {one.name: one for one in known}
@@ -252,19 +292,21 @@ def _check_arguments(
             if value is not None and one.is_only_group:
                 _check_mapping(value, group.name, inner)
             if settings is not None and "class_path" not in _unfolded(value):
-                _check_arguments(classes, group.name, settings, value, inner)
+                _check_arguments(objects, group.name, settings, value, inner)
         elif not one.takes_any_keys:
             if value is not None and one.is_only_object and not isinstance(value, list):
                 _check_described(value, inner)
             for number, part in enumerate(value) if isinstance(value, list) else [("", value)]:
                 if isinstance(value, list):
-                    classes.pop(_place(inner), None)  # each element is a separate object
+                    objects.remove(_place(inner))  # each element is a separate object
                     if one.is_only_object and not isinstance(_unfolded(part).get("class_path", part), str):
                         raise ValueError(
                             f"{'.'.join(inner)}.{number} is {short(part)}; it must be the name of a class, or a "
                             "mapping with its class_path."
                         )
-                _check_object(classes, part, inner)
+                _check_object(objects, part, inner)
+            if isinstance(value, list):
+                objects.arguments.pop(_place(inner), None)  # another value replaces the list, not an object
 
 
 def _check_numbers(value: Any, key: str = "") -> None:
@@ -314,22 +356,25 @@ def _check_described(value: Any, key: tuple[str, ...]) -> None:
         )
 
 
-def _check_object(classes: _Classes, value: Any, key: tuple[str, ...]) -> None:
+def _check_object(objects: _Objects, value: Any, key: tuple[str, ...]) -> None:
     """Check the arguments of an object that is described by the name of its class, or by that and ``init_args``."""
     given, place = _unfolded(value), _place(key)
     named = given.get("class_path", value)
     if "class_path" in given and not isinstance(named, str):
         raise ValueError(f"{'.'.join(key)}.class_path is {short(named)}; it must be the name of a class.")
     if isinstance(named, str):
-        classes[place] = named
+        objects.set_class(place, named)
     elif value is None:
-        classes.pop(place, None)
+        objects.remove(place)
     others = {name: part for name, part in given.items() if name not in _OBJECT}
     if not others and not given.get("init_args"):
         return
-    kind = _class_of(classes.get(place, ""))
+    objects.arguments[place] = list(
+        dict.fromkeys([*objects.arguments.get(place, ()), *others, *_unfolded(given.get("init_args"))])
+    )
+    kind = _class_of(objects.classes.get(place, ""))
     known = arguments(kind) if kind is not None else None
-    for name in others if known is not None or place not in classes else ():
+    for name in others if known is not None or place not in objects.classes else ():
         full = ".".join((*key, name))
         near = difflib.get_close_matches(name.lower(), _OBJECT, n=1, cutoff=0.8)
         if near and name not in {one.name for one in known or ()}:
@@ -337,8 +382,8 @@ def _check_object(classes: _Classes, value: Any, key: tuple[str, ...]) -> None:
         if known is not None and "class_path" in given:
             raise ValueError(f"{full} is given next to class_path; it must be {'.'.join((*key, 'init_args', name))}.")
     if kind is not None and known is not None:
-        _check_arguments(classes, kind.name, known, others, key)
-        _check_arguments(classes, kind.name, known, given.get("init_args"), (*key, "init_args"))
+        _check_arguments(objects, kind.name, known, others, key)
+        _check_arguments(objects, kind.name, known, given.get("init_args"), (*key, "init_args"))
 
 
 def _class_of(name: str) -> SourceClass | None:

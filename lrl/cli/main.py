@@ -89,6 +89,15 @@ class RunParser(LightningArgumentParser):
             args = [none_as_null(arg) for arg in args]
         return super().parse_args(args, *more, **settings)
 
+    def _check_value_key(self, action: Any, value: Any, *more: Any, **settings: Any) -> Any:
+        """Check a value; a mapping is copied first.
+
+        If an option replaces the class of an object, jsonargparse 4.53 checks the arguments of the earlier class here,
+        and would change them: an optional dataclass among them could then not be parsed again.
+        """
+        value = value.clone() if isinstance(value, Namespace) else value
+        return super()._check_value_key(action, value, *more, **settings)
+
     def dump(self, cfg: Any, *args: Any, **settings: Any) -> str:
         """Return a configuration as text, in which components have their short names."""
         text = super().dump(cfg, *args, **{"skip_validation": True} | settings)

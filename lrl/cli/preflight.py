@@ -40,7 +40,8 @@ def main(prog: str, args: Sequence[str]) -> None:
             if arg.partition("=")[0] == "--resume":
                 value = arg.partition("=")[2] or " ".join(args[number + 1 : number + 2])
                 raise ValueError(f"resume is {value!r}; it must be left out, because preflight checks new runs.")
-        check_keys(["fit", *args])
+        for sentence in check_keys(["fit", *args]):
+            sys.stderr.write(f"lrl: {sentence}\n")
         from lrl.cli.preflight_run import run
 
         findings = run(args, folder)

@@ -112,7 +112,8 @@ def _train(args: Sequence[str], started: float) -> None:
                 sys.stdout.write(text)
                 return
             args = with_configuration(args)
-            check_keys(args)
+            for sentence in check_keys(args) if os.environ.get("LOCAL_RANK", "0") == "0" else ():
+                sys.stderr.write(f"lrl: {sentence}\n")
     with _without_collection():
         from lrl.cli.main import run
 

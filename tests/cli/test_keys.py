@@ -154,6 +154,33 @@ def test_settings_that_may_be_null_are_left_to_the_parser():
     check_keys(["fit", "--config", "frozen_lake/grpo.yaml", "--model.init_args.policy.init_args.value_head", "null"])
 
 
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (
+            ["--model.class_path", "TRPOModule"],
+            [
+                "model is TRPOModule in place of PPOValueHeadModule; it keeps policy, init_from, credit, ent_coef; it "
+                "has no optimizer, clip_range, vf_coef, target_kl, so these are left out."
+            ],
+        ),
+        (
+            ["--model.policy", "ScoringPolicy"],
+            [
+                "model.policy is ScoringPolicy in place of TextPolicy; it keeps language_model, prompt, "
+                "max_prompt_tokens, pack_tokens, value_head; it has no sampling, so this is left out."
+            ],
+        ),
+        (["--model", "lrl.PPOValueHeadModule", "--trainer.logger", "CSVLogger"], []),
+        (["--model.policy", "null", "--model.policy", "MLPPolicy", "--data.env", "GymnasiumEnvs"], []),
+        (["--model.policy", "MLPPolicy", "--model.policy.hidden_sizes", "[4]", "--model.policy", "MLPPolicy"], 1),
+    ],
+)
+def test_the_arguments_that_another_class_keeps_and_lacks_are_named(words, sentences):
+    found = check_keys(["fit", "--config", "configs/babyai/ppo_writing.yaml", *words])
+    assert found == sentences if isinstance(sentences, list) else len(found) == sentences
+
+
 def test_a_last_option_without_value_is_left_to_the_parser():
     check("--trainer.max_epochs")
 

@@ -173,6 +173,10 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
             "lrl: data.num_groups is 'four'; it must be an integer that is at least 1, or null.",
         ),
         (["--model.optimizer.lr", "fast"], "lrl: model.optimizer.lr is 'fast'; it must be a number that is positive."),
+        (
+            ["--model", "PPOValueHeadModule", "--model.credit.critic_lambda", "1", "--model", "GRPOModule"],
+            "lrl: model.credit.critic_lambda is not an argument of credit in the class of model; leave it out.",
+        ),
         (["--trainer.max_epoch", "3"], "lrl: unrecognized arguments: --trainer.max_epoch 3"),
         (
             ["--trainer.precision", "bf15"],
@@ -197,6 +201,17 @@ def test_chat_models_and_callbacks_are_named_without_their_module():
     chat_model, last = parsed.model.init_args.searcher.init_args.chat_model, parsed.trainer.callbacks[-1]
     assert short_name(chat_model.class_path) == "LocalChatModel"
     assert short_name(last.class_path) == "Transcripts" and last.init_args.episodes == 9
+
+
+@pytest.mark.slow
+def test_another_class_keeps_the_settings_that_both_have():
+    config = ("--config", "configs/babyai/ppo_writing.yaml")
+    before, parsed = parse(*config).model, parse(*config, "--model.class_path", "REINFORCEPlusPlusModule").model
+    assert short_name(parsed.class_path) == "REINFORCEPlusPlusModule"
+    for name in ("policy", "init_from", "optimizer", "clip_range", "target_kl"):
+        assert parsed.init_args[name] == before.init_args[name], name
+    assert parsed.init_args.policy.init_args.value_head.hidden_sizes == [64]
+    assert "vf_coef" not in parsed.init_args
 
 
 @pytest.mark.slow
