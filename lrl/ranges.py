@@ -6,6 +6,7 @@ The command line checks the ranges while parsing, and configuration objects chec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from os import PathLike
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -192,9 +193,7 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
         value = values[name]
         optional = ", or null" if type(None) in options else ""
         if kind is not None:
-            plain[name] = _number(
-                kind, value, f"{key}.{name} is {value!r}; it must be {description(kind.__name__, value)}{optional}."
-            )
+            plain[name] = _number(kind, value, f"{key}.{name} is {value!r}; it must be", optional)
         elif float in options:
             check_finite(f"{key}.{name}", value)
         elif allowed and value not in allowed:
@@ -217,13 +216,24 @@ def _is_ours(option: Any) -> bool:
     )
 
 
-def _number(kind: Any, value: Any, message: str) -> int | float:
-    """Check that ``value`` is a number in the range of ``kind``, and return it as plain ``int`` or ``float``."""
+def _number(kind: Any, value: Any, start: str, end: str) -> int | float:
+    """Check that ``value`` is a number in the range of ``kind``, and return it as plain ``int`` or ``float``.
+
+    Args:
+        kind: one of the types of this module.
+        value: the value. A text is an error although the type would convert it, because the caller uses the text; so
+            is a float in place of an integer.
+        start: start of the error message, up to "it must be".
+        end: end of the error message.
+    """
+    whole = issubclass(kind, int)
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
+    needed = "" if is_number else f"{'an integer' if whole else 'a number'} that is "
     try:
         number = kind(value)
     except (TypeError, ValueError):
-        raise ValueError(message) from None
-    if isinstance(value, str):  # the type would convert it, and the caller use the text
-        raise ValueError(message)
+        is_number = False
+    if not is_number:
+        raise ValueError(f"{start} {needed}{description(kind.__name__, value)}{end}.")
     # Checkpoints that are loaded with weights_only=True must not contain subclasses of int and float.
-    return int(number) if isinstance(number, int) else float(number)
+    return int(number) if whole else float(number)

@@ -141,6 +141,10 @@ def train(**changes):
     return lrl.train(arguments.pop("module"), arguments.pop("data"), **arguments)
 
 
+def collecting(**settings):
+    return lrl.RolloutDataModule(lrl.GymnasiumEnvs("CartPole-v1"), num_steps=4, **settings)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
@@ -159,8 +163,12 @@ def train(**changes):
         (lambda: lrl.GymnasiumEnvs(gym.make("CartPole-v1")), "env.id is <.*CartPole-v1.*; it must be a text"),
         (
             lambda: lrl.PPOValueHeadModule(lrl.MLPPolicy(), clip_range="0.2"),
-            "model.clip_range is '0.2'; it must be pos",
+            "model.clip_range is '0.2'; it must be a number that is positive, or null",
         ),
+        (lambda: collecting(num_envs=8.0), "data.num_envs is 8.0; it must be an integer that is at least 1, or null"),
+        (lambda: collecting(num_envs=0), "data.num_envs is 0; it must be at least 1, or null"),
+        (lambda: collecting(num_envs=True), "data.num_envs is True; it must be an integer that is at least 1"),
+        (lambda: lrl.OptimizerConfig(lr=True), "model.optimizer.lr is True; it must be a number that is positive"),
         (lambda: lrl.MLPPolicy(64), "policy.hidden_sizes is 64; it must be a list"),
         (lambda: lrl.MLPPolicy(normalise_observations="no"), "policy.normalise_observations is 'no'; it must be true"),
         (lambda: train(module=lrl.MLPPolicy()), "module is a MLPPolicy; it must be an algorithm"),
