@@ -34,5 +34,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return all names of the module, including public names that have not been imported yet."""
-    return sorted({*globals(), *_MODULES})
+    """Return the public names, including those that have not been imported yet."""
+    return sorted({*_MODULES, *(name for name in globals() if name.startswith("__")), "__version__"})

@@ -253,6 +253,10 @@ def load(path: str | Path) -> Actor:
         return BASELINES[name]()
     if last_checkpoint(Path(path)).suffix == ".ckpt":
         return load_policy(path).policy
+    if Path(path).is_dir() and not any(Path(path).glob("*config.json")):
+        raise ValueError(
+            f"path is {name!r}; it must be a run directory with a checkpoint, or the folder of a language model."
+        )
     policy = TextPolicy(LanguageModelConfig(name=name), PromptTemplate(), SamplingConfig())
     try:
         policy.configure()

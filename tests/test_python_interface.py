@@ -168,6 +168,8 @@ def collecting(**settings):
         (lambda: collecting(num_envs=8.0), "data.num_envs is 8.0; it must be an integer that is at least 1, or null"),
         (lambda: collecting(num_envs=0), "data.num_envs is 0; it must be at least 1, or null"),
         (lambda: collecting(num_envs=True), "data.num_envs is True; it must be an integer that is at least 1"),
+        (lambda: collecting(num_envs=2, num_minibatches=9), "data.num_minibatches is 9; it must be at most num_envs"),
+        (lambda: lrl.load("configs"), "path is 'configs'; it must be a run directory with a checkpoint, or"),
         (lambda: lrl.OptimizerConfig(lr=True), "model.optimizer.lr is True; it must be a number that is positive"),
         (lambda: lrl.MLPPolicy(64), "policy.hidden_sizes is 64; it must be a list"),
         (lambda: lrl.MLPPolicy(normalise_observations="no"), "policy.normalise_observations is 'no'; it must be true"),

@@ -70,6 +70,11 @@ class RolloutDataModule(RunDataModule):
             )
         if num_steps is not None and num_envs is None:
             raise ValueError(f"data.num_steps is {num_steps}, but data.num_groups is set; groups play whole episodes.")
+        if num_envs is not None and num_steps is not None and num_minibatches > num_envs * num_steps:
+            raise ValueError(
+                f"data.num_minibatches is {num_minibatches}; it must be at most num_envs * num_steps, which is "
+                f"{num_envs * num_steps}."
+            )
         self.num_groups: int = num_groups or num_envs or 0
         """Number of groups, over all ranks; with ``num_envs`` each environment is a group of its own."""
         self.counted_as = "num_groups" if num_envs is None else "num_envs"
