@@ -88,18 +88,17 @@ def write_report(
     """
     shown = [*runs, *baseline] if len(runs) > 1 else runs
     reports = [read_run(run, *_diagnosed(run, diagnose)) for run in shown]
-    several = _several(runs, baseline) if len(runs) > 1 else {}
+    further = _several(runs, baseline) if len(runs) > 1 else _differences(runs[0], baseline)
     page = _render(
         title="Report of " + _named(reports[0].name, len(runs), len(baseline)),
         single=len(runs) == 1,
         reports=[(report, _figures(report) if len(runs) == 1 else []) for report in reports],
-        differences=_differences(runs[0], baseline) if len(runs) == 1 and baseline else None,
-        **several,
+        **further,
     )
     with write_whole(out) as file:
         file.write(page)
     named = [f"{run}: {problem}" for run, read in zip(shown, reports, strict=True) for problem in read.problems]
-    return list(dict.fromkeys([*named, *several.get("notes", ())]))
+    return list(dict.fromkeys([*named, *further.get("notes", ())]))
 
 
 def _named(first: str, runs: int, baselines: int) -> str:
@@ -121,7 +120,9 @@ def _render(**values: Any) -> str:
     template = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
         _TEMPLATE.read_text(encoding="utf-8")
     )
-    return template.render(**{"table": None, "figures": [], "settings": [], "notes": [], "pairs": []} | values)
+    return template.render(
+        **{"table": None, "differences": None, "figures": [], "settings": [], "notes": [], "pairs": []} | values
+    )
 
 
 # -- one run -----------------------------------------------------------------------------------------------------
@@ -250,13 +251,15 @@ def _svg(figure: Any) -> str:
     return re.sub(r'(<svg[^>]*?) height="[^"]*"([^>]*?) width="[^"]*"|', r"\1\2", svg, count=1)
 
 
-def _differences(run: Path, baseline: Sequence[Path]) -> list[tuple[str, list[str]]]:
-    """Return the settings in which a run and the baseline differ, each with their values."""
+def _differences(run: Path, baseline: Sequence[Path]) -> dict[str, Any]:
+    """Return the settings in which a run and its baseline differ, each with their values, or why that is unknown."""
+    if not baseline:
+        return {}
     try:
         groups = group_by_configuration([run, baseline[0]])
-    except ValueError:
-        return []
-    return [(name, [group.settings[name] for group in groups]) for name in groups[0].settings]
+    except ValueError as error:
+        return {"notes": [str(error)]}
+    return {"differences": [(name, [group.settings[name] for group in groups]) for name in groups[0].settings]}
 
 
 # -- several runs ------------------------------------------------------------------------------------------------

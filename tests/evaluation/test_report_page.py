@@ -130,6 +130,19 @@ def test_the_command_names_damaged_files_with_their_run(tmp_path, capsys):
     assert f"{damaged}: metrics.csv has no rows of metrics.\n" in printed.err and f"{good}: " not in printed.err
 
 
+def test_settings_are_compared_with_those_of_a_baseline_or_the_reason_is_named(tmp_path, capsys):
+    run, same, other = (make_run(tmp_path / name, 0, lr=lr) for name, lr in (("a", 1e-3), ("b", 1e-3), ("c", 1e-2)))
+    (tmp_path / "empty").mkdir()
+    pages = {}
+    for baseline in (same, other, tmp_path / "empty"):
+        out = tmp_path / "page.html"
+        main("lrl report", [str(run), "--baseline", str(baseline), "--out", str(out)])
+        pages[baseline.name] = out.read_text()
+    assert "The configurations are equal" in pages["b"] and "Differences to the baseline" not in pages["empty"]
+    assert "<td>0.01</td>" in pages["c"] and "it has no config.yaml" in pages["empty"]
+    assert "empty', which is not a run directory: it has no config.yaml." in capsys.readouterr().err
+
+
 def test_several_runs_are_grouped_and_paired(tmp_path, capsys):
     small = [str(make_run(tmp_path / f"small{seed}", seed)) for seed in range(5)]
     large = [str(make_run(tmp_path / f"large{seed}", seed, lr=1e-2, gain=2.0)) for seed in range(5)]
