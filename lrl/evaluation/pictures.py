@@ -46,6 +46,7 @@ _NAMES = {
 _EARLY = 0.95
 """A run has ended early if its last clock value is below this fraction of that of the longest run."""
 _CARRIED = "some runs have ended and keep their last value"
+_RATE = (0, 1.04)  # limits of an axis that shows the full range of a rate
 _LOW = "0.75"  # grey of curves that are shown for comparison
 
 
@@ -298,6 +299,9 @@ def _draw_apart(part: SubFigure, panel: Panel, log: bool, numbered: bool) -> Non
         axes.set_title(_wrapped(f"{number}{_runs_label(curve)}", 34), fontsize=8, loc="left")
     for axes in grid.flat[len(panel.curves) :]:
         axes.set_visible(False)
+    low = min([float(np.nanmin(curve.runs)) for curve in panel.curves] + list(panel.baselines.values()))
+    if grid.flat[0].get_ylim() == _RATE and low > 0.6:  # small panels of rates that are all high
+        axes.set_ylim(np.floor(10 * low - 0.25) / 10, 1.01)
 
 
 def _draw_finals(axes: Axes, panel: Panel, numbered: bool) -> None:
@@ -326,7 +330,7 @@ def _prepare(axes: Axes, panel: Panel, log: bool) -> None:
         axes.xaxis.set_major_formatter(_number)
         axes.xaxis.set_minor_formatter(NullFormatter())
     if "success" in panel.metric and all(0 <= value <= 1 for curve in panel.curves for value in curve.centre):
-        axes.set_ylim(0, 1.04)  # the full range of a rate
+        axes.set_ylim(*_RATE)
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: Colour, label: str, marked: bool) -> None:

@@ -184,6 +184,15 @@ def test_many_curves_are_drawn_in_axes_of_their_own_with_the_others_in_grey(figu
     assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["random (0.5)"]
 
 
+@pytest.mark.parametrize(("lowest", "limits"), [(0.82, (0.7, 1.01)), (0.3, (0, 1.04))])
+def test_the_axes_of_many_high_rates_do_not_begin_at_zero(
+    lowest: float, limits: tuple[float, float], figures: list[Any], tmp_path: Path
+) -> None:
+    curves = [aggregate(f"curve {n}", [series([0, 10], [lowest + 0.01 * n, 0.9])]) for n in range(8)]
+    draw_curves(curves, "val/success_rate", "env_steps", tmp_path / "a.png")
+    assert figures[0].axes[0].get_ylim() == pytest.approx(limits)
+
+
 def test_where_runs_have_ended_the_line_is_dotted_and_the_legend_says_so(figures: list[Any], tmp_path: Path) -> None:
     curve = aggregate("a", [series([0, 10, 20], [0, 1, 2]), series([0, 10], [1, 3])], "mean")
     draw_curves([curve], "val/return", "env_steps", tmp_path / "x.png")
