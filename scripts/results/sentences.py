@@ -149,9 +149,13 @@ def _five_distractors(results: Results) -> list[str]:
     return [cells[place] for cells in tables for place in (2, 5)]
 
 
-def _credit(results: Results, kind: str) -> list[str]:
-    """Return success with another credit after 41,000 turns, and the difference from turn credit with its interval."""
-    turn = _last_values(results["babyai_ppo_writing"], range(5), place=1)
+def _credit(results: Results, kind: str, second: int) -> list[str]:
+    """Return success with another credit after 41,000 turns, and the difference from turn credit with its interval.
+
+    The runs from seed ``second`` of the rule on start from the second SFT, and are compared with turn credit from it.
+    """
+    first = _last_values(results["babyai_ppo_writing"], range(second), place=1)
+    turn = [*first, *_last_values(results["babyai_credit_turn"], range(second, 5))]
     values = _last_values(results[f"babyai_credit_{kind}"], range(5))
     differences = np.array(values, dtype=float) - np.array(turn, dtype=float)
     return [*values, *(f"{value:.3f}" for value in (differences.mean(), *bootstrap_interval(differences)))]
@@ -286,16 +290,24 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             figures=lambda results: _last_values(results["babyai_ppo_writing"], range(5), place=1),
         ),
         Sentence(
+            text="After this SFT, turn credit has {}, {}, {}, {} and {}",
+            figures=lambda results: _last_values(results["babyai_credit_turn"], range(5)),
+        ),
+        Sentence(
             text="- nested credit: {}, {}, {}, {} and {}; difference {} ({} to {})",
-            figures=lambda results: _credit(results, "nested"),
+            figures=lambda results: _credit(results, "nested", second=5),
         ),
         Sentence(
             text="- bandit credit: {}, {}, {}, {} and {}; difference {} ({} to {})",
-            figures=lambda results: _credit(results, "bandit"),
+            figures=lambda results: _credit(results, "bandit", second=2),
         ),
         Sentence(
             text="- GRPO with step groups: {}, {}, {}, {} and {}; difference {} ({} to {})",
-            figures=lambda results: _credit(results, "step"),
+            figures=lambda results: _credit(results, "step", second=0),
+        ),
+        Sentence(
+            text="- GRPO without step groups: {}, {}, {}, {} and {}; difference {} ({} to {})",
+            figures=lambda results: _credit(results, "episode", second=0),
         ),
         Sentence(
             text="The mean of the five differences is {} ({} to {}, bootstrap over seeds; {} to {}, t distribution)",
