@@ -63,6 +63,7 @@ from lrl.policies.policy import Policy
 from lrl.ranges import LeftOpenUnitInterval, NonNegativeFloat, PositiveFloat, PositiveInt, check_arguments, check_fields
 from lrl.registry import register
 from lrl.training.gradient_module import GradientModule
+from lrl.training.guards import check_loss
 from lrl.training.optimizer import OptimizerConfig, Schedule, learning_rate_factor
 from lrl.training.value_fit import ValueFit, check_separate_critic, fit_values
 from lrl.types import Credit, Distribution, Evaluation, Rollout, TokenLoss, TurnBatch
@@ -207,7 +208,7 @@ class TRPOModule(GradientModule):
         """Return the surrogate summed over turns, ``()`` with gradient, the distribution and the loss of each token."""
         policy = self.policy.evaluate(chunk)
         assert policy.distribution is not None
-        tokens = self.loss(chunk, policy)
+        tokens = check_loss(self, self.loss(chunk, policy), chunk.response_mask, policy)
         return -(tokens.loss * chunk.response_mask).sum(), policy.distribution, tokens
 
     def _surrogate_and_gradient(

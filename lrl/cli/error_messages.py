@@ -202,9 +202,6 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     subtypes, given = _subtypes_and_value(lines, reason)
     if re.match(r"'\w+' object has no attribute 'keys'", reason):
         return f"{key} is {_shown(given)}; it must be the name of a class, or have a class_path."
-    found = re.match(r"Group '(\w+)' does not accept option '([\w.]+)'", reason)
-    if found is not None:
-        return f"{key}.{found[1]}.{found[2]} is not an argument of {found[1]} in the class of {key}; leave it out."
     found = re.match(r"No module named|module '.*' has no attribute", reason)
     if found is not None:
         paths = [path for line in lines[: lines.index(reason)] for path in _GIVEN_CLASS.findall(line)]

@@ -242,21 +242,34 @@ class _Objects:
 
     classes: dict[_Place, str] = field(default_factory=dict[_Place, str])
     """Name or import path of the class of each object."""
-    arguments: dict[_Place, list[str]] = field(default_factory=dict[_Place, list[str]])
-    """Names of the arguments given to each object."""
+    arguments: dict[_Place, dict[str, set[str]]] = field(default_factory=dict[_Place, dict[str, set[str]]])
+    """Names of the arguments given to each object, with the keys of those that are mappings."""
     replaced: list[str] = field(default_factory=list[str])
     """For each class that was replaced by another, a sentence on its arguments."""
 
     def set_class(self, place: _Place, name: str) -> None:
-        """Set the class of an object; if it replaces another one, record which arguments are kept."""
-        before, given = self.classes.get(place, name), self.arguments.get(place, [])
+        """Set the class of an object; if it replaces another one, record which arguments are kept.
+
+        Raises:
+            ValueError: If a kept group of settings does not have one of the given keys in the new class.
+        """
+        before, given = self.classes.get(place, name), self.arguments.get(place, {})
         self.classes[place] = name
         kind = _class_of(name)
         known = arguments(kind) if kind is not None and _class_of(before) != kind else None
         if not given or known is None:
             return
-        names = {one.name for one in known}
-        kept, left = [name for name in given if name in names], [name for name in given if name not in names]
+        by_name = {one.name: one for one in known}
+        kept = {one: keys for one, keys in given.items() if one in by_name}
+        left = [one for one in given if one not in by_name]
+        for one, keys in kept.items():
+            group = by_name[one].group
+            settings = arguments(group) if group else None
+            for key in keys - {part.name for part in settings} if settings is not None else ():
+                raise ValueError(
+                    f"{'.'.join(place)} is {name} in place of {before}, but {one}.{key} is set, which {name} does not "
+                    f"have; use a configuration of {name}."
+                )
         self.arguments[place] = kept
         parts = [f"it keeps {', '.join(kept)}"] if kept else []
         if left:
@@ -369,9 +382,9 @@ def _check_object(objects: _Objects, value: Any, key: tuple[str, ...]) -> None:
     others = {name: part for name, part in given.items() if name not in _OBJECT}
     if not others and not given.get("init_args"):
         return
-    objects.arguments[place] = list(
-        dict.fromkeys([*objects.arguments.get(place, ()), *others, *_unfolded(given.get("init_args"))])
-    )
+    so_far = objects.arguments.setdefault(place, {})
+    for name, part in (others | _unfolded(given.get("init_args"))).items():
+        so_far.setdefault(name, set()).update(_unfolded(part))
     kind = _class_of(objects.classes.get(place, ""))
     known = arguments(kind) if kind is not None else None
     for name in others if known is not None or place not in objects.classes else ():

@@ -29,7 +29,7 @@ from lrl.lm.loading import fingerprint, fuse_kernels
 from lrl.lm.model import lower_layers_of
 from lrl.policies.policy import Policy
 from lrl.training.collect import VectorEnvRollouts
-from lrl.training.guards import FiniteSteps, PassLimit
+from lrl.training.guards import FiniteSteps, PassLimit, check_credit, check_loss
 from lrl.training.metrics import derived
 from lrl.training.module import PolicyModule
 from lrl.training.optimizer import OptimizerConfig, no_op_loss, step_sizes
@@ -163,7 +163,8 @@ class GradientModule(PolicyModule, ABC):
                 rollout = rollout.replace(values=rollout.unflatten(values_of(self.policy, turns)))
             assert rollout.values is not None
             turns = turns.replace(old_values=rollout.flatten(rollout.values))
-        credit = weighted_credit(self.advantages(rollout), rollout, self.policy.importance_cap, self.reduce_sum)
+        credit = check_credit(self, self.advantages(rollout), rollout.response_mask)
+        credit = weighted_credit(credit, rollout, self.policy.importance_cap, self.reduce_sum)
         self.record_all(credit.metrics)
         returns = None if credit.returns is None else rollout.flatten(credit.returns)
         return turns.replace(advantages=rollout.flatten(credit.advantages), returns=returns)
@@ -190,11 +191,12 @@ class GradientModule(PolicyModule, ABC):
         reduce = partial(self.reduced, sizes=sizes)
         passes = self.passes(batch)
         if len(passes) == 1:
-            tokens = self.loss(batch, self.policy.evaluate(batch, self.dropout_seed))
+            evaluation = self.policy.evaluate(batch, self.dropout_seed)
+            tokens = check_loss(self, self.loss(batch, evaluation), mask, evaluation)
             loss = reduce(tokens, mask)
         else:
             evaluation, gradients = self._gradients(batch, passes, reduce)
-            tokens = self.loss(batch, evaluation)
+            tokens = check_loss(self, self.loss(batch, evaluation), mask, evaluation)
             loss = WithGradients.apply(reduce(tokens, mask), *gradients, *self._trained)  # pyright: ignore
         self.record("train/loss", loss)
         metrics = tokens.metrics if self.target_kl is None else derived(tokens.metrics)
@@ -254,7 +256,8 @@ class GradientModule(PolicyModule, ABC):
         for number, turns in enumerate(passes):
             part = batch[turns]
             evaluation = self.policy.evaluate(part, self.dropout_seed and self.dropout_seed + number)
-            loss = reduce(self.loss(part, evaluation), part.response_mask)
+            tokens = check_loss(self, self.loss(part, evaluation), part.response_mask, evaluation)
+            loss = reduce(tokens, part.response_mask)
             with torch.autocast(self.device.type, enabled=False):
                 gradients = torch.autograd.grad(loss * scale, trained, allow_unused=True)
             for index, gradient in enumerate(gradients):

@@ -1,5 +1,6 @@
 """Guards of a training run: losses and gradients that are not finite, too little memory, and signals.
 
+:func:`check_credit` and :func:`check_loss` check what the methods of an algorithm return.
 :class:`FiniteSteps` stops a run whose loss is not finite and skips optimiser steps whose gradients are not.
 :class:`PassLimit` repeats a minibatch in smaller passes if memory runs out.
 :class:`Interruption` ends a run at the next complete step, with a checkpoint that resumes bit-identically.
@@ -25,11 +26,68 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lrl.faults import out_of_memory
+from lrl.types import Credit, Evaluation, TokenLoss
 
 _MAX_SKIPPED = 10
 """Number of consecutive optimiser steps that may be skipped because their gradients are not finite."""
 _NO_MINIBATCH = 2**31 - 1
 """Sentinel: no minibatch had a loss that is not finite."""
+
+
+def check_credit(module: object, credit: Any, mask: Tensor) -> Credit:
+    """Return what ``advantages`` of an algorithm has returned.
+
+    Args:
+        module: the algorithm.
+        credit: what it has returned.
+        mask: ``response_mask`` of the rollout, bool ``(time, env, token)``.
+
+    Raises:
+        ValueError: If it is no :class:`~lrl.types.Credit`, or has tensors of another shape.
+    """
+    method = f"{type(module).__name__}.advantages"
+    if not isinstance(credit, Credit):
+        raise ValueError(f"{method} returned {_kind(credit)}; it must return a Credit.")
+    for name, values in (("advantages", credit.advantages), ("returns", credit.returns)):
+        if values is not None and values.shape != mask.shape:
+            raise ValueError(
+                f"{method} returned {name} of shape {tuple(values.shape)}; it must be that of rollout.response_mask, "
+                f"(time, env, token), which is {tuple(mask.shape)}."
+            )
+    return credit
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def check_loss(module: object, tokens: Any, mask: Tensor, policy: Evaluation) -> TokenLoss:
+    """Return what ``loss`` of an algorithm has returned.
+
+    Args:
+        module: the algorithm.
+        tokens: what it has returned.
+        mask: ``response_mask`` of the turns, bool ``(turn, token)``.
+        policy: the evaluation of the turns from which the loss was computed.
+
+    Raises:
+        ValueError: If it is no :class:`~lrl.types.TokenLoss`, its loss has another shape or no gradient, or one of its
+            metrics is no tensor.
+    """
+    method = f"{type(module).__name__}.loss"
+    if not isinstance(tokens, TokenLoss):
+        raise ValueError(f"{method} returned {_kind(tokens)}; it must return a TokenLoss.")
+    if tokens.loss.shape != mask.shape:
+        raise ValueError(
+            f"{method} returned a loss of shape {tuple(tokens.loss.shape)}; it must be that of batch.response_mask, "
+            f"(turn, token), which is {tuple(mask.shape)}."
+        )
+    if policy.logprobs.requires_grad and not tokens.loss.requires_grad:
+        raise ValueError(f"{method} returned a loss without gradient; it must be computed from policy.logprobs.")
+    for name, value in tokens.metrics.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{method} returned the metric {name}, which is {value!r}; it must be a tensor.")
+    return tokens
 
 
 class FiniteSteps:

@@ -181,6 +181,15 @@ def test_the_arguments_that_another_class_keeps_and_lacks_are_named(words, sente
     assert found == sentences if isinstance(sentences, list) else len(found) == sentences
 
 
+def test_a_class_that_does_not_have_a_key_of_a_kept_group_needs_a_configuration():
+    sentence = (
+        "^model is GRPOModule in place of PPOValueHeadModule, but credit.critic_lambda is set, which GRPOModule does"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        check_keys(["fit", "--config", "babyai/ppo_writing.yaml", "--model.class_path", "GRPOModule"])
+    assert len(check_keys(["fit", "--config", "frozen_lake/grpo.yaml", "--model", "PPOValueHeadModule"])) == 1
+
+
 def test_a_last_option_without_value_is_left_to_the_parser():
     check("--trainer.max_epochs")
 

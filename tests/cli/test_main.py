@@ -173,10 +173,6 @@ def test_the_size_of_data_parallel_groups_is_the_number_of_devices(tensor_parall
             "lrl: data.num_groups is 'four'; it must be an integer that is at least 1, or null.",
         ),
         (["--model.optimizer.lr", "fast"], "lrl: model.optimizer.lr is 'fast'; it must be a number that is positive."),
-        (
-            ["--model", "PPOValueHeadModule", "--model.credit.critic_lambda", "1", "--model", "GRPOModule"],
-            "lrl: model.credit.critic_lambda is not an argument of credit in the class of model; leave it out.",
-        ),
         (["--trainer.max_epoch", "3"], "lrl: unrecognized arguments: --trainer.max_epoch 3"),
         (
             ["--trainer.precision", "bf15"],

@@ -341,6 +341,50 @@ def test_a_resumed_run_keeps_the_state_of_its_optimiser_and_schedules_of_other_k
     assert resumed["count"] == 8 and 0 < resumed["lr"] < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("method", "change", "sentence"),
+    [
+        (
+            "loss",
+            lambda found: replace(found, loss=found.loss[:, 0]),
+            r"a loss of shape \(24,\); it must be .* \(24, 1\)",
+        ),
+        (
+            "loss",
+            lambda found: replace(found, loss=found.loss.mean()),
+            r"a loss of shape \(\); it must be that of batch",
+        ),
+        (
+            "loss",
+            lambda found: replace(found, loss=found.loss.detach()),
+            "a loss without gradient; it must be computed",
+        ),
+        ("loss", lambda found: replace(found, metrics={"kl": 0.5}), "the metric kl, which is 0.5; it must be a tensor"),
+        ("loss", lambda found: found.loss, "a Tensor; it must return a TokenLoss"),
+        ("loss", lambda found: None, "None; it must return a TokenLoss"),
+        ("advantages", lambda found: found.advantages, "a Tensor; it must return a Credit"),
+        (
+            "advantages",
+            lambda found: replace(found, returns=found.returns[..., 0]),
+            r"returns of shape \(4, 12\); it must",
+        ),
+        ("advantages", lambda found: replace(found, advantages=found.advantages[0]), r"advantages of shape \(12, 1\)"),
+    ],
+)
+def test_what_the_methods_of_an_algorithm_return_is_checked(method, change, sentence, tmp_path):
+    class Own(PPOValueHeadModule):
+        def advantages(self, rollout):
+            found = super().advantages(rollout)
+            return change(found) if method == "advantages" else found
+
+        def loss(self, batch, policy):
+            found = super().loss(batch, policy)
+            return change(found) if method == "loss" else found
+
+    with pytest.raises(ValueError, match=rf"^Own.{method} returned {sentence}"):
+        fit(Own(MLPPolicy((8,), init_seed=0)), tmp_path, data=rollout_data("network"))
+
+
 def test_a_fitted_critic_is_not_exchanged_at_resume(tmp_path):
     def run(fitted, **options):
         module = PPOValueHeadModule(MLPPolicy((8,), init_seed=0), critic=CriticConfig(fit=fitted))
