@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from argparse import ArgumentError
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -165,8 +166,26 @@ def sentence_of(error: Exception) -> str | None:
     part = stock_part(error)
     if not isinstance(error, _user_error_types()) and part is None:
         return None
-    sentence = in_a_sentence(str(error))
+    place = _place_in_other_code(error) if isinstance(error, (ValueError, ArgumentError)) else ""
+    sentence = in_a_sentence(str(error)) + place
     return sentence if part is None or part in sentence else f"{part}: {sentence}"
+
+
+def _place_in_other_code(error: BaseException) -> str:
+    """Return where code that is neither lrl nor an installed library, such as a user's class, raised an error.
+
+    Returns:
+        A space and the file and line in parentheses; empty if other code raised the error.
+    """
+    while (cause := error.__cause__ or error.__context__) is not None and str(cause) and str(cause) in str(error):
+        error = cause  # jsonargparse repeats the message of an error in its own
+    frames = traceback.extract_tb(error.__traceback__)
+    file = Path(frames[-1].filename) if frames else Path("<none>")
+    package = Path(__file__).parents[1]
+    libraries = [package, package.parent / "scripts", *map(Path, sysconfig.get_paths().values())]
+    if file.name.startswith("<") or any(folder in file.resolve().parents for folder in libraries):
+        return ""
+    return f" ({file.name}, line {frames[-1].lineno})"
 
 
 def in_a_sentence(message: str) -> str:
@@ -182,8 +201,8 @@ def in_a_sentence(message: str) -> str:
     reason = next(iter(reasons), " ".join(lines))
     if reason.startswith(_WRONG_CLASS):  # also reported for a list in which one element is invalid for another reason
         reason = next((line for line in reasons if not line.startswith((_WRONG_CLASS, "Expected a"))), reason)
-    if reason.startswith("Expected a path but") and _GIVEN_CLASS.search(message):  # a class, with an invalid argument
-        reason = next(iter(reasons[1:]), reason)
+    if reason.startswith("Expected a path but"):  # the next reason is that of a class with an invalid argument
+        reason = next((line for line in reasons[1:] if not line.startswith("Expected a")), reason)
     keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
     wrong_value = _wrong_value(keys, lines, reason)
     if wrong_value:
@@ -197,15 +216,23 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     found = re.match(r"Expected a typing.Literal\[(.*)\]\. Got value: (.*)", reason)
     if found is not None:
         return f"{key} is {found[2]!r}; it must be one of {found[1].replace(chr(39), '')}."
-    if found := _NO_CLASS.match(reason):
-        return _wrong_class(key, lines, next(filter(None, found.groups()), ""))
     subtypes, given = _subtypes_and_value(lines, reason)
+    if found := _NO_CLASS.match(reason):
+        return _wrong_class(key, lines, next(filter(None, found.groups()), given))
     if re.match(r"'\w+' object has no attribute 'keys'", reason):
         return f"{key} is {_shown(given)}; it must be the name of a class, or have a class_path."
-    found = re.match(r"No module named|module '.*' has no attribute", reason)
+    found = re.match(r"No module named|module '.*' has no attribute|.*\(\S+\.py, line \d+\)$", reason)
     if found is not None:
-        paths = [path for line in lines[: lines.index(reason)] for path in _GIVEN_CLASS.findall(line)]
-        return f"{key} is {paths[-1]!r}, which cannot be imported ({reason})." if paths else ""
+        paths = re.findall(r"(?:val='|^)([\w.]+)(?:'|$)", given)
+        paths += [path for line in lines[: lines.index(reason)] for path in _GIVEN_CLASS.findall(line)]
+        return _not_imported(key, paths[-1], reason) if paths else ""
+    found = re.match(r"Expected an instantiatable class, but (\S+) is abstract", reason)
+    if found is not None:
+        module, _, name = found[1].rpartition(".")
+        missing = sorted(getattr(getattr(sys.modules.get(module), name, None), "__abstractmethods__", ()))
+        return (
+            f"{key} is {found[1]!r}, which cannot be used; it must define {' and '.join(missing)}." if missing else ""
+        )
     found = re.match(r"Not a valid subclass of (\w+)(?:\. Got value: (.*))?", reason)
     if found is not None:
         value = found[2] or given
@@ -233,6 +260,23 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
     return f"{key} is {value}; it must be {needed}{description(found[1], value)}{optional}."
 
 
+def _not_imported(key: str, path: str, reason: str) -> str:
+    """Return the sentence for a class that cannot be imported.
+
+    Args:
+        key: key of the object.
+        path: import path of the class.
+        reason: what the import has raised.
+    """
+    module, _, name = path.rpartition(".")
+    near = difflib.get_close_matches(name, dir(sys.modules.get(module)), 1) if "no attribute" in reason else []
+    if near:
+        return f"{key} is {path!r}, which does not exist; did you mean '{module}.{near[0]}'?"
+    where = " in the current folder or among installed packages" if reason == f"No module named '{module}'" else ""
+    kind = "SyntaxError: " if "line " in reason else ""
+    return f"{key} is {path!r}, which cannot be imported ({kind}{reason}{where})."
+
+
 def _wrong_class(key: str, lines: list[str], name: str) -> str:
     """Return the sentence for a text that is not the name of a class of the right kind.
 
@@ -243,6 +287,8 @@ def _wrong_class(key: str, lines: list[str], name: str) -> str:
     """
     kinds = [kind for line in lines for kind in re.findall(r"subclass of (\w+)$", line)]
     kind = f"a subclass of {kinds[0]}" if kinds else "a class"
+    if "." in name and any(line.startswith("Import path") for line in lines):
+        return f"{key} is {name!r}; it must be {kind}."
     near = nearest(name, components())
     if near is None or near == name:
         return f"{key} is {name!r}; it must be the name of {kind}, such as package.module.Class."

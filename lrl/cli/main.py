@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -198,7 +198,8 @@ class SaveRunConfig(SaveConfigCallback):
 class LRLCLI(LightningCLI):
     """LightningCLI with a base configuration and one run directory per launch."""
 
-    def __init__(self, args: Any = None, run: bool = True) -> None:
+    def __init__(self, args: Any = None, run: bool = True, notes: Sequence[str] = ()) -> None:
+        self._notes = notes
         defaults = {
             "default_config_files": [shipped("configs/base.yaml")],
             "exit_on_error": False,
@@ -358,6 +359,8 @@ class LRLCLI(LightningCLI):
         )
         if is_fsdp:  # the log begins with the run directory
             logging.getLogger("lrl").info("trainer.strategy fsdp: the weights are sharded by FSDP2")
+        for note in self._notes:
+            logging.getLogger("lrl").info(note)
         restarted = self.run_directory.restart_from() if trains else None
         if restarted is not None:
             logging.getLogger("lrl").info("the job was restarted: resuming %s", os.path.relpath(restarted))
@@ -490,15 +493,16 @@ def check_ours(checkpoint: Path) -> None:
         )
 
 
-def run(args: Any = None, started: float | None = None) -> None:
+def run(args: Any = None, started: float | None = None, notes: Sequence[str] = ()) -> None:
     """Run the command line; an error that a user caused is printed as one sentence, with exit status 2.
 
     Args:
         args: command-line arguments; None means ``sys.argv[1:]``.
         started: ``time.monotonic()`` at the start of the process, so that the logged minutes include the imports.
+        notes: sentences on the command line that are logged when the run begins.
     """
     started = time.monotonic() if started is None else started
     with user_errors("lrl", args=sys.argv[1:] if args is None else args):
-        done = LRLCLI(args)
+        done = LRLCLI(args, notes=notes)
         logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
         done.report()

@@ -102,6 +102,7 @@ def _run(args: Sequence[str]) -> None:
 
 def _train(args: Sequence[str], started: float) -> None:
     """Run a command of LightningCLI. Help and errors for misspelt keys are printed without importing Lightning."""
+    notes: Sequence[str] = ()
     if args[0] in TRAINER_COMMANDS:
         from lrl.cli.error_messages import user_errors
         from lrl.cli.keys import check_keys, help_text
@@ -112,12 +113,11 @@ def _train(args: Sequence[str], started: float) -> None:
                 sys.stdout.write(text)
                 return
             args = with_configuration(args)
-            for sentence in check_keys(args) if os.environ.get("LOCAL_RANK", "0") == "0" else ():
-                sys.stderr.write(f"lrl: {sentence}\n")
+            notes = check_keys(args)
     with _without_collection():
         from lrl.cli.main import run
 
-    run(args, started)
+    run(args, started, notes)
 
 
 @contextmanager

@@ -41,13 +41,54 @@ from lrl.training.optimizer import OptimizerConfig
     ],
 )
 def test_errors_of_the_disk_of_memory_and_of_weights_and_biases_are_one_sentence(error, sentence, monkeypatch, capsys):
-    def refuse(args):
+    def refuse(args, notes):
         raise error
 
     monkeypatch.setattr(lrl.cli.main, "LRLCLI", refuse)
     with pytest.raises(SystemExit) as stopped:
         lrl.cli.main.run([])
     assert stopped.value.code == 2 and capsys.readouterr().err == f"lrl: {sentence}\n"
+
+
+OWN_CLASSES = """
+import lrl
+
+class Plain: ...
+
+class Failing(lrl.PPOValueHeadModule):
+    def __init__(self, policy: lrl.Policy):
+        raise ValueError("I do not like this")
+
+class Abstract(lrl.GradientModule):
+    def __init__(self, policy: lrl.Policy):
+        super().__init__(policy, lrl.OptimizerConfig(), "token")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("own.Plain", "model is 'own.Plain'; it must be a subclass of RunModule."),
+        ("own.Failing", "I do not like this (own.py, line 8)"),
+        ("own.Abstract", "model is 'own.Abstract', which cannot be used; it must define loss."),
+        ("own.Failin", "model is 'own.Failin', which does not exist; did you mean 'own.Failing'?"),
+        (
+            "owm.Failing",
+            "model is 'owm.Failing', which cannot be imported (No module named 'owm' in the current folder or among "
+            "installed packages).",
+        ),
+        ("wrong.A", "model is 'wrong.A', which cannot be imported (SyntaxError: invalid syntax (wrong.py, line 1))."),
+    ],
+)
+def test_mistakes_in_a_class_of_a_user_are_named_with_their_place(path, sentence, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own.py").write_text(OWN_CLASSES)
+    (tmp_path / "wrong.py").write_text("def x(:")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--config", "cartpole/ppo_mlp.yaml", "--model.class_path", path, "--run_directory", str(tmp_path / "run")]
+    with pytest.raises(SystemExit):
+        lrl.cli.main.run(["fit", *words])
+    assert capsys.readouterr().err.splitlines()[-1] == f"lrl: {sentence}"
 
 
 @pytest.mark.parametrize(
