@@ -223,7 +223,8 @@ class GymnasiumEnvs(EnvFactory):
             return
         self._warned = True
         logging.getLogger("lrl").warning(
-            "env is %r, which has no time limit, so that an episode may never end; set env.max_episode_steps.", self.id
+            "env is %r, for which Gymnasium has no time limit; set env.max_episode_steps, unless it always ends episodes.",
+            self.id,
         )
 
 

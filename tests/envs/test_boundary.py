@@ -448,7 +448,9 @@ def test_an_environment_without_time_limit_logs_a_warning(odd, caplog, limit, se
     for _ in range(2):
         envs.make(1, None).close()
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * told
-    assert all(f"env is '{envs.id}', which has no time limit" in record.getMessage() for record in caplog.records)
+    assert all(
+        f"env is '{envs.id}', for which Gymnasium has no time limit" in record.getMessage() for record in caplog.records
+    )
 
 
 def test_a_network_is_told_which_observation_is_not_a_number(odd):
