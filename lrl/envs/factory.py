@@ -223,7 +223,7 @@ class GymnasiumEnvs(EnvFactory):
             return
         self._warned = True
         logging.getLogger("lrl").warning(
-            "env is %r, for which Gymnasium has no time limit; set env.max_episode_steps, unless it always ends episodes.",
+            "env is %r, for which Gymnasium has no time limit; set env.max_episode_steps, unless all episodes end.",
             self.id,
         )
 
