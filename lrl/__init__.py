@@ -34,5 +34,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, including those that have not been imported yet."""
+    """Return the public names, including those that have not been imported yet, and the special ones of a module."""
     return sorted({*_MODULES, *(name for name in globals() if name.startswith("__")), "__version__"})

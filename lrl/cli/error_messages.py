@@ -6,6 +6,7 @@ import difflib
 import logging
 import os
 import re
+import site
 import sys
 import sysconfig
 import traceback
@@ -166,24 +167,25 @@ def sentence_of(error: Exception) -> str | None:
     part = stock_part(error)
     if not isinstance(error, _user_error_types()) and part is None:
         return None
-    place = _place_in_other_code(error) if isinstance(error, (ValueError, ArgumentError)) else ""
+    place = _place_in_user_code(error) if isinstance(error, (ValueError, ArgumentError)) else ""
     sentence = in_a_sentence(str(error)) + place
     return sentence if part is None or part in sentence else f"{part}: {sentence}"
 
 
-def _place_in_other_code(error: BaseException) -> str:
-    """Return where code that is neither lrl nor an installed library, such as a user's class, raised an error.
+def _place_in_user_code(error: BaseException) -> str:
+    """Return where code of a user, such as a class of theirs, raised an error.
 
     Returns:
-        A space and the file and line in parentheses; empty if other code raised the error.
+        A space and the file and line in parentheses; empty if lrl or a library raised the error.
     """
     while (cause := error.__cause__ or error.__context__) is not None and str(cause) and str(cause) in str(error):
         error = cause  # jsonargparse repeats the message of an error in its own
     frames = traceback.extract_tb(error.__traceback__)
-    file = Path(frames[-1].filename) if frames else Path("<none>")
+    file = Path(frames[-1].filename).resolve() if frames else Path()
     package = Path(__file__).parents[1]
-    libraries = [package, package.parent / "scripts", *map(Path, sysconfig.get_paths().values())]
-    if file.name.startswith("<") or any(folder in file.resolve().parents for folder in libraries):
+    installed = [*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()]
+    libraries = {Path(folder).resolve() for folder in (package, package.parent / "scripts", *installed)}
+    if file.suffix != ".py" or not file.is_file() or libraries & {*file.parents}:
         return ""
     return f" ({file.name}, line {frames[-1].lineno})"
 
@@ -202,7 +204,7 @@ def in_a_sentence(message: str) -> str:
     if reason.startswith(_WRONG_CLASS):  # also reported for a list in which one element is invalid for another reason
         reason = next((line for line in reasons if not line.startswith((_WRONG_CLASS, "Expected a"))), reason)
     if reason.startswith("Expected a path but"):  # the next reason is that of a class with an invalid argument
-        reason = next((line for line in reasons[1:] if not line.startswith("Expected a")), reason)
+        reason = next((line for line in reasons[1:] if not line.startswith("Expected a ")), reason)
     keys = ".".join(_PARSER_KEY.findall(message.split(reason)[0]))
     wrong_value = _wrong_value(keys, lines, reason)
     if wrong_value:
@@ -223,9 +225,13 @@ def _wrong_value(key: str, lines: list[str], reason: str) -> str:
         return f"{key} is {_shown(given)}; it must be the name of a class, or have a class_path."
     found = re.match(r"No module named|module '.*' has no attribute|.*\(\S+\.py, line \d+\)$", reason)
     if found is not None:
-        paths = re.findall(r"(?:val='|^)([\w.]+)(?:'|$)", given)
+        nested = re.match(r"NestedArg\(key='([\w.]+)', val='([\w.]+)'\)", given)
+        paths = [nested[2] if nested else given] if nested or re.fullmatch(r"[\w.]+", given) else []
         paths += [path for line in lines[: lines.index(reason)] for path in _GIVEN_CLASS.findall(line)]
-        return _not_imported(key, paths[-1], reason) if paths else ""
+        if not paths:
+            return f"{key} has a class that cannot be imported (SyntaxError: {reason})." if "line " in reason else ""
+        key = f"{key}.{nested[1]}" if nested and nested[1] != "class_path" else key
+        return _not_imported(key, paths[-1], reason)
     found = re.match(r"Expected an instantiatable class, but (\S+) is abstract", reason)
     if found is not None:
         module, _, name = found[1].rpartition(".")

@@ -6,7 +6,7 @@ import ast
 import difflib
 import math
 from argparse import ArgumentParser
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def check_keys(args: Sequence[str]) -> list[str]:
 
     Returns:
         For each class that a later file or option replaces by another, a sentence that names the arguments that are
-        kept and those that are left out.
+        kept and those that are left out, if the arguments of the new class are known without importing it.
 
     Raises:
         ValueError: If a class does not have one of the keys, or settings that cannot be null are null.
@@ -247,8 +247,13 @@ class _Objects:
     replaced: list[str] = field(default_factory=list[str])
     """For each class that was replaced by another, a sentence on its arguments."""
 
-    def set_class(self, place: _Place, name: str) -> None:
+    def set_class(self, place: _Place, name: str, own: Container[str]) -> None:
         """Set the class of an object; if it replaces another one, record which arguments are kept.
+
+        Args:
+            place: place of the object.
+            name: name or import path of the class.
+            own: names of the arguments that are given together with the class.
 
         Raises:
             ValueError: If a kept group of settings does not have one of the given keys in the new class.
@@ -263,18 +268,22 @@ class _Objects:
         kept = {one: keys for one, keys in given.items() if one in by_name}
         left = [one for one in given if one not in by_name]
         for one, keys in kept.items():
-            group = by_name[one].group
+            group = (
+                None if by_name[one].accepts_none else by_name[one].group
+            )  # an optional one is left out if it differs
             settings = arguments(group) if group else None
             for key in keys - {part.name for part in settings} if settings is not None else ():
                 raise ValueError(
                     f"{'.'.join(place)} is {name} in place of {before}, but {one}.{key} is set, which {name} does not "
-                    f"have; use a configuration of {name}."
+                    f"have; leave it out of the configuration of {before}, or use only one of {name}."
                 )
         self.arguments[place] = kept
-        parts = [f"it keeps {', '.join(kept)}"] if kept else []
+        shown = [one for one in kept if one not in own]
+        parts = [f"it keeps {', '.join(shown)}"] if shown else []
         if left:
             parts.append(f"it has no {', '.join(left)}, so {'this is' if len(left) == 1 else 'these are'} left out")
-        self.replaced.append(f"{'.'.join(place)} is {name} in place of {before}; {'; '.join(parts)}.")
+        if parts:
+            self.replaced.append(f"{'.'.join(place)} is {name} in place of {before}; {'; '.join(parts)}.")
 
     def remove(self, place: _Place) -> None:
         """Forget an object and the objects in it."""
@@ -290,6 +299,8 @@ def _check_arguments(
     by_name = {one.name: one for one in known}
     for name, value in _unfolded(given).items():
         inner = (*key, name)
+        if f"{name}+" in given:  # appended to a list, so that it replaces nothing
+            objects.remove(_place(inner))
         if name not in by_name:
             near = nearest(name, names := _names(known))
             raise ValueError(f"{'.'.join(inner)} is not an argument of {owner}{_hint(near and names[near], by_name)}")
@@ -375,16 +386,18 @@ def _check_object(objects: _Objects, value: Any, key: tuple[str, ...]) -> None:
     named = given.get("class_path", value)
     if "class_path" in given and not isinstance(named, str):
         raise ValueError(f"{'.'.join(key)}.class_path is {short(named)}; it must be the name of a class.")
+    others = {name: part for name, part in given.items() if name not in _OBJECT}
+    own = others | _unfolded(given.get("init_args"))
     if isinstance(named, str):
-        objects.set_class(place, named)
+        objects.set_class(place, named, own)
     elif value is None:
         objects.remove(place)
-    others = {name: part for name, part in given.items() if name not in _OBJECT}
     if not others and not given.get("init_args"):
         return
     so_far = objects.arguments.setdefault(place, {})
-    for name, part in (others | _unfolded(given.get("init_args"))).items():
-        so_far.setdefault(name, set()).update(_unfolded(part))
+    for name, part in own.items():
+        keys = _unfolded(part)
+        so_far.setdefault(name, set()).update(keys.keys() - {*_OBJECT}, _unfolded(keys.get("init_args")))
     kind = _class_of(objects.classes.get(place, ""))
     known = arguments(kind) if kind is not None else None
     for name in others if known is not None or place not in objects.classes else ():

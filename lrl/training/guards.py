@@ -14,7 +14,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -48,13 +48,26 @@ def check_credit(module: object, credit: Any, mask: Tensor) -> Credit:
     method = f"{type(module).__name__}.advantages"
     if not isinstance(credit, Credit):
         raise ValueError(f"{method} returned {_kind(credit)}; it must return a Credit.")
-    for name, values in (("advantages", credit.advantages), ("returns", credit.returns)):
-        if values is not None and values.shape != mask.shape:
-            raise ValueError(
-                f"{method} returned {name} of shape {tuple(values.shape)}; it must be that of rollout.response_mask, "
-                f"(time, env, token), which is {tuple(mask.shape)}."
-            )
+    _check_shape(f"{method} returned advantages", credit.advantages, mask, "rollout.response_mask, (time, env, token)")
+    if credit.returns is not None:
+        _check_shape(f"{method} returned returns", credit.returns, mask, "rollout.response_mask, (time, env, token)")
+    _check_metrics(method, credit.metrics)
     return credit
+
+
+def _check_shape(start: str, values: Any, mask: Tensor, name: str) -> None:
+    """Raise an error that begins with ``start`` if values are no tensor or have another shape than a mask."""
+    shape = f"of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"that are {_kind(values)}"
+    if not isinstance(values, Tensor) or values.shape != mask.shape:
+        raise ValueError(
+            f"{start} {shape}; it must be a tensor with the shape of {name}, which is {tuple(mask.shape)}."
+        )
+
+
+def _check_metrics(method: str, metrics: Mapping[Any, Any]) -> None:
+    for name, value in metrics.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{method} returned the metric {name}, which is {value!r}; it must be a tensor.")
 
 
 def _kind(value: object) -> str:
@@ -77,16 +90,10 @@ def check_loss(module: object, tokens: Any, mask: Tensor, policy: Evaluation) ->
     method = f"{type(module).__name__}.loss"
     if not isinstance(tokens, TokenLoss):
         raise ValueError(f"{method} returned {_kind(tokens)}; it must return a TokenLoss.")
-    if tokens.loss.shape != mask.shape:
-        raise ValueError(
-            f"{method} returned a loss of shape {tuple(tokens.loss.shape)}; it must be that of batch.response_mask, "
-            f"(turn, token), which is {tuple(mask.shape)}."
-        )
+    _check_shape(f"{method} returned losses", tokens.loss, mask, "batch.response_mask, (turn, token)")
     if policy.logprobs.requires_grad and not tokens.loss.requires_grad:
         raise ValueError(f"{method} returned a loss without gradient; it must be computed from policy.logprobs.")
-    for name, value in tokens.metrics.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{method} returned the metric {name}, which is {value!r}; it must be a tensor.")
+    _check_metrics(method, tokens.metrics)
     return tokens
 
 

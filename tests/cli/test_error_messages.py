@@ -6,6 +6,7 @@ import re
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import wandb
@@ -59,6 +60,8 @@ class Failing(lrl.PPOValueHeadModule):
     def __init__(self, policy: lrl.Policy):
         raise ValueError("I do not like this")
 
+class AbstractPolicy(lrl.Policy): ...
+
 class Abstract(lrl.GradientModule):
     def __init__(self, policy: lrl.Policy):
         super().__init__(policy, lrl.OptimizerConfig(), "token")
@@ -69,6 +72,11 @@ class Abstract(lrl.GradientModule):
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
+        (
+            "policy=wrong.A",
+            "model.policy is 'wrong.A', which cannot be imported (SyntaxError: invalid syntax (wrong.py, ",
+        ),
+        ("policy=own.AbstractPolicy", "model.policy is 'own.AbstractPolicy', which cannot be used; it must define "),
         ("own.Plain", "model is 'own.Plain'; it must be a subclass of RunModule."),
         ("own.Failing", "I do not like this (own.py, line 8)"),
         ("own.Abstract", "model is 'own.Abstract', which cannot be used; it must define loss."),
@@ -85,10 +93,16 @@ def test_mistakes_in_a_class_of_a_user_are_named_with_their_place(path, sentence
     (tmp_path / "own.py").write_text(OWN_CLASSES)
     (tmp_path / "wrong.py").write_text("def x(:")
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["--config", "cartpole/ppo_mlp.yaml", "--model.class_path", path, "--run_directory", str(tmp_path / "run")]
+    option = f"--model.{path}" if "=" in path else f"--model.class_path={path}"
     with pytest.raises(SystemExit):
-        lrl.cli.main.run(["fit", *words])
-    assert capsys.readouterr().err.splitlines()[-1] == f"lrl: {sentence}"
+        lrl.cli.main.run(["fit", "--config", "cartpole/ppo_mlp.yaml", option, "--run_directory", str(tmp_path / "run")])
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"lrl: {sentence}")
+
+
+def test_no_place_is_named_for_an_error_of_a_library(capsys):
+    with pytest.raises(SystemExit), user_errors("lrl"):
+        np.random.default_rng(-1)
+    assert capsys.readouterr().err == "lrl: expected non-negative integer\n"
 
 
 @pytest.mark.parametrize(

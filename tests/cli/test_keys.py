@@ -174,6 +174,29 @@ def test_settings_that_may_be_null_are_left_to_the_parser():
         (["--model", "lrl.PPOValueHeadModule", "--trainer.logger", "CSVLogger"], []),
         (["--model.policy", "null", "--model.policy", "MLPPolicy", "--data.env", "GymnasiumEnvs"], []),
         (["--model.policy", "MLPPolicy", "--model.policy.hidden_sizes", "[4]", "--model.policy", "MLPPolicy"], 1),
+        (
+            [
+                "--trainer.callbacks+",
+                "ModelCheckpoint",
+                "--trainer.callbacks.monitor",
+                "a",
+                "--trainer.callbacks+",
+                "Stop",
+            ],
+            [],
+        ),
+        (
+            [
+                "--model.optimizer",
+                '{"class_path": "lrl.OptimizerConfig", "init_args": {"lr": 0.1}}',
+                "--model",
+                '{"class_path": "REINFORCEPlusPlusModule", "init_args": {"policy": null, "clip_range": 0.1}}',
+            ],
+            [
+                "model is REINFORCEPlusPlusModule in place of PPOValueHeadModule; it keeps init_from, optimizer, "
+                "target_kl; it has no credit, ent_coef, vf_coef, so these are left out."
+            ],
+        ),
     ],
 )
 def test_the_arguments_that_another_class_keeps_and_lacks_are_named(words, sentences):

@@ -347,12 +347,12 @@ def test_a_resumed_run_keeps_the_state_of_its_optimiser_and_schedules_of_other_k
         (
             "loss",
             lambda found: replace(found, loss=found.loss[:, 0]),
-            r"a loss of shape \(24,\); it must be .* \(24, 1\)",
+            r"losses of shape \(24,\); it must be .* \(24, 1\)",
         ),
         (
             "loss",
             lambda found: replace(found, loss=found.loss.mean()),
-            r"a loss of shape \(\); it must be that of batch",
+            r"losses of shape \(\); it must be a tensor with the shape of batch",
         ),
         (
             "loss",
@@ -360,6 +360,9 @@ def test_a_resumed_run_keeps_the_state_of_its_optimiser_and_schedules_of_other_k
             "a loss without gradient; it must be computed",
         ),
         ("loss", lambda found: replace(found, metrics={"kl": 0.5}), "the metric kl, which is 0.5; it must be a tensor"),
+        ("loss", lambda found: replace(found, loss=0.5), "losses that are a float; it must be a tensor"),
+        ("advantages", lambda found: replace(found, advantages=None), "advantages that are None; it must be a tensor"),
+        ("advantages", lambda found: replace(found, metrics={"std": 1.0}), "the metric std, which is 1.0; it must be"),
         ("loss", lambda found: found.loss, "a Tensor; it must return a TokenLoss"),
         ("loss", lambda found: None, "None; it must return a TokenLoss"),
         ("advantages", lambda found: found.advantages, "a Tensor; it must return a Credit"),
