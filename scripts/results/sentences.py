@@ -161,6 +161,19 @@ def _credit(results: Results, kind: str, second: int) -> list[str]:
     return [*values, *(f"{value:.3f}" for value in (differences.mean(), *bootstrap_interval(differences)))]
 
 
+def _mean_alone(results: Results, kind: str) -> list[str]:
+    """Return success with an option after 41,000 turns, and the difference from runs without any, with its interval."""
+    named = {"update_kl": "babyai_credit_turn", "fixed": "babyai_means_fixed"}
+    values, base = (
+        np.array(_last_values(results[named.get(name, f"babyai_means_{name}")], range(5)), dtype=float)
+        for name in (kind, "fixed")
+    )
+    shown = [f"{value:.3g}" for value in values]
+    if kind == "fixed":
+        return shown
+    return [*shown, *(f"{value:.3f}" for value in ((values - base).mean(), *bootstrap_interval(values - base)))]
+
+
 def _late_values(result: Mapping[str, Any], after: int) -> list[str]:
     """Return the last values of the runs that were measured after a number of env steps."""
     curves = [run["curve"] for run in result["runs"] if run["curve"]["env_steps"][-1] > after]
@@ -188,6 +201,13 @@ def _cartpole_limits() -> list[str]:
 
 
 _NUMBERINGS = "synthetic_40", "synthetic_40_from_6"
+_MEANS = {
+    "floor": "the floor of the standard deviation",
+    "asymmetric": "the asymmetric clip range",
+    "update_kl": "`update_kl: 0.003` (the configuration)",
+    "all": "all three",
+}
+"""Options that were run alone on BabyAI-Text, as the page names them."""
 _LAKE_SHARE = "reaches the goal in {}% of episodes"
 _EXPERIMENT = (
     "The first line appears after {} seconds of CPU time. The run takes {} minutes of CPU time and {} GB of memory. "
@@ -308,6 +328,17 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
         Sentence(
             text="- GRPO without step groups: {}, {}, {}, {} and {}; difference {} ({} to {})",
             figures=lambda results: _credit(results, "episode", second=0),
+        ),
+        Sentence(
+            text="- none, with a fixed learning rate: {}, {}, {}, {} and {}",
+            figures=lambda results: _mean_alone(results, "fixed"),
+        ),
+        *(
+            Sentence(
+                text=f"- {name}: {{}}, {{}}, {{}}, {{}} and {{}}; difference {{}} ({{}} to {{}})",
+                figures=lambda results, kind=kind: _mean_alone(results, kind),
+            )
+            for kind, name in _MEANS.items()
         ),
         Sentence(
             text="The mean of the five differences is {} ({} to {}, bootstrap over seeds; {} to {}, t distribution)",
