@@ -17,9 +17,12 @@ from lrl.lm.heads import ValueHeadConfig
 from lrl.policies.mlp import MLPPolicy
 from lrl.rollouts.examples import draw_examples
 from lrl.training.checkpoint import CollectionCheckpoint
+from lrl.training.guards import check_credit, check_loss
 from lrl.training.optimizer import OptimizerConfig
 from lrl.training.value_fit import ValueFit
+from lrl.types import Credit, Evaluation, TokenLoss
 
+LOSS = torch.ones(6, 2, requires_grad=True)
 LORA = {"lora": LoRAConfig(r=2, alpha=4)}
 WIDE = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32}
 
@@ -342,50 +345,43 @@ def test_a_resumed_run_keeps_the_state_of_its_optimiser_and_schedules_of_other_k
 
 
 @pytest.mark.parametrize(
-    ("method", "change", "sentence"),
+    ("found", "sentence"),
     [
-        (
-            "loss",
-            lambda found: replace(found, loss=found.loss[:, 0]),
-            r"losses of shape \(24,\); it must be .* \(24, 1\)",
-        ),
-        (
-            "loss",
-            lambda found: replace(found, loss=found.loss.mean()),
-            r"losses of shape \(\); it must be a tensor with the shape of batch",
-        ),
-        (
-            "loss",
-            lambda found: replace(found, loss=found.loss.detach()),
-            "a loss without gradient; it must be computed",
-        ),
-        ("loss", lambda found: replace(found, metrics={"kl": 0.5}), "the metric kl, which is 0.5; it must be a tensor"),
-        ("loss", lambda found: replace(found, loss=0.5), "losses that are a float; it must be a tensor"),
-        ("advantages", lambda found: replace(found, advantages=None), "advantages that are None; it must be a tensor"),
-        ("advantages", lambda found: replace(found, metrics={"std": 1.0}), "the metric std, which is 1.0; it must be"),
-        ("loss", lambda found: found.loss, "a Tensor; it must return a TokenLoss"),
-        ("loss", lambda found: None, "None; it must return a TokenLoss"),
-        ("advantages", lambda found: found.advantages, "a Tensor; it must return a Credit"),
-        (
-            "advantages",
-            lambda found: replace(found, returns=found.returns[..., 0]),
-            r"returns of shape \(4, 12\); it must",
-        ),
-        ("advantages", lambda found: replace(found, advantages=found.advantages[0]), r"advantages of shape \(12, 1\)"),
+        (TokenLoss(loss=LOSS[:, 0]), r"losses of shape \(6,\); it must be .* \(6, 2\)"),
+        (TokenLoss(loss=LOSS.mean()), r"losses of shape \(\); it must be a tensor with the shape of batch"),
+        (TokenLoss(loss=0.5), "losses that are a float; it must be a tensor"),
+        (TokenLoss(loss=LOSS.detach()), "a loss without gradient; it must be computed"),
+        (TokenLoss(loss=LOSS, metrics={"kl": 0.5}), "the metric kl, which is 0.5; it must be a tensor"),
+        (LOSS, "a Tensor; it must return a TokenLoss"),
+        (None, "None; it must return a TokenLoss"),
     ],
 )
-def test_what_the_methods_of_an_algorithm_return_is_checked(method, change, sentence, tmp_path):
-    class Own(PPOValueHeadModule):
-        def advantages(self, rollout):
-            found = super().advantages(rollout)
-            return change(found) if method == "advantages" else found
+def test_what_loss_returns_is_checked(found, sentence):
+    policy = Evaluation(logprobs=LOSS, entropy=LOSS)
+    with pytest.raises(ValueError, match=rf"^GRPOModule.loss returned {sentence}"):
+        check_loss(GRPOModule(MLPPolicy((8,))), found, torch.ones(6, 2, dtype=torch.bool), policy)
 
-        def loss(self, batch, policy):
-            found = super().loss(batch, policy)
-            return change(found) if method == "loss" else found
 
-    with pytest.raises(ValueError, match=rf"^Own.{method} returned {sentence}"):
-        fit(Own(MLPPolicy((8,), init_seed=0)), tmp_path, data=rollout_data("network"))
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (LOSS, "a Tensor; it must return a Credit"),
+        (Credit(advantages=LOSS[0]), r"advantages of shape \(2,\); it must be .* \(6, 2\)"),
+        (Credit(advantages=None), "advantages that are None; it must be a tensor"),
+        (Credit(advantages=LOSS, returns=LOSS[..., 0]), r"returns of shape \(6,\); it must"),
+        (Credit(advantages=LOSS, metrics={"std": 1.0}), "the metric std, which is 1.0; it must be"),
+    ],
+)
+def test_what_advantages_returns_is_checked(found, sentence):
+    with pytest.raises(ValueError, match=rf"^GRPOModule.advantages returned {sentence}"):
+        check_credit(GRPOModule(MLPPolicy((8,))), found, torch.ones(6, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("method", ["loss", "advantages"])
+def test_a_run_checks_what_an_algorithm_returns(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(PPOValueHeadModule, method, lambda *_: None)
+    with pytest.raises(ValueError, match=f"^PPOValueHeadModule.{method} returned None; it must return a "):
+        fit(PPOValueHeadModule(MLPPolicy((8,), init_seed=0)), tmp_path, data=rollout_data("network"))
 
 
 def test_a_fitted_critic_is_not_exchanged_at_resume(tmp_path):
