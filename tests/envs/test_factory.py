@@ -28,7 +28,7 @@ def walk(env: VectorEnv, steps: int) -> list:
     return trace
 
 
-@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("vectorization", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_autoreset_is_disabled_and_noise_seeds_can_be_set(vectorization) -> None:
     env = GymnasiumEnvs("FrozenLake-v1", vectorization=vectorization).make(2, "think_answer")
     try:
