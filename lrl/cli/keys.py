@@ -268,14 +268,10 @@ class _Objects:
         kept = {one: keys for one, keys in given.items() if one in by_name}
         left = [one for one in given if one not in by_name]
         for one, keys in kept.items():
-            group = (
-                None if by_name[one].accepts_none else by_name[one].group
-            )  # an optional one is left out if it differs
-            settings = arguments(group) if group else None
-            for key in keys - {part.name for part in settings} if settings is not None else ():
+            if missing := _missing_key(by_name[one], keys):
                 raise ValueError(
-                    f"{'.'.join(place)} is {name} in place of {before}, but {one}.{key} is set, which {name} does not "
-                    f"have; leave it out of the configuration of {before}, or use only one of {name}."
+                    f"{'.'.join(place)} is {name} in place of {before}, but {one}.{missing} is set, which {name} does "
+                    f"not have; use a configuration of {name} alone, or leave {one}.{missing} out."
                 )
         self.arguments[place] = kept
         shown = [one for one in kept if one not in own]
@@ -290,6 +286,15 @@ class _Objects:
         for known in (self.classes, self.arguments):
             for one in [one for one in known if one[: len(place)] == place]:
                 del known[one]
+
+
+def _missing_key(one: Argument, keys: Iterable[str]) -> str:
+    """Return the first of some keys that a required group of settings does not have; empty for another argument.
+
+    If a group may be null, jsonargparse leaves out all of its settings instead of one.
+    """
+    known = arguments(one.group) if one.group and not one.accepts_none else None
+    return "" if known is None else min(set(keys) - {part.name for part in known}, default="")
 
 
 def _check_arguments(

@@ -56,12 +56,12 @@ def check_credit(module: object, credit: Any, mask: Tensor) -> Credit:
 
 
 def _check_shape(start: str, values: Any, mask: Tensor, name: str) -> None:
-    """Raise an error that begins with ``start`` if values are no tensor or have another shape than a mask."""
-    shape = f"of shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"that are {_kind(values)}"
-    if not isinstance(values, Tensor) or values.shape != mask.shape:
-        raise ValueError(
-            f"{start} {shape}; it must be a tensor with the shape of {name}, which is {tuple(mask.shape)}."
-        )
+    """Raise an error that begins with ``start`` if values are no tensor, or have another shape than a mask."""
+    needed = f"it must be a tensor with the shape of {name}, which is {tuple(mask.shape)}."
+    if not isinstance(values, Tensor):
+        raise ValueError(f"{start} that are {_kind(values)}; {needed}")
+    if values.shape != mask.shape:
+        raise ValueError(f"{start} of shape {tuple(values.shape)}; {needed}")
 
 
 def _check_metrics(method: str, metrics: Mapping[Any, Any]) -> None:

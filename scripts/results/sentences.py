@@ -156,22 +156,18 @@ def _credit(results: Results, kind: str, second: int) -> list[str]:
     """
     first = _last_values(results["babyai_ppo_writing"], range(second), place=1)
     turn = [*first, *_last_values(results["babyai_credit_turn"], range(second, 5))]
-    values = _last_values(results[f"babyai_credit_{kind}"], range(5))
-    differences = np.array(values, dtype=float) - np.array(turn, dtype=float)
-    return [*values, *(f"{value:.3f}" for value in (differences.mean(), *bootstrap_interval(differences)))]
+    return _with_difference(_last_values(results[f"babyai_credit_{kind}"], range(5)), turn)
 
 
-def _mean_alone(results: Results, kind: str) -> list[str]:
+def _mean_alone(results: Results, name: str) -> list[str]:
     """Return success with an option after 41,000 turns, and the difference from runs without any, with its interval."""
-    named = {"update_kl": "babyai_credit_turn", "fixed": "babyai_means_fixed"}
-    values, base = (
-        np.array(_last_values(results[named.get(name, f"babyai_means_{name}")], range(5)), dtype=float)
-        for name in (kind, "fixed")
-    )
-    shown = [f"{value:.3g}" for value in values]
-    if kind == "fixed":
-        return shown
-    return [*shown, *(f"{value:.3f}" for value in ((values - base).mean(), *bootstrap_interval(values - base)))]
+    return _with_difference(*(_last_values(results[one], range(5)) for one in (name, "babyai_means_fixed")))
+
+
+def _with_difference(values: Sequence[str], base: Sequence[str]) -> list[str]:
+    """Return values, and their mean difference from others with its bootstrap interval."""
+    differences = np.array(values, dtype=float) - np.array(base, dtype=float)
+    return [*values, *(f"{value:.3f}" for value in (differences.mean(), *bootstrap_interval(differences)))]
 
 
 def _late_values(result: Mapping[str, Any], after: int) -> list[str]:
@@ -201,13 +197,21 @@ def _cartpole_limits() -> list[str]:
 
 
 _NUMBERINGS = "synthetic_40", "synthetic_40_from_6"
-_MEANS = {
-    "floor": "the floor of the standard deviation",
-    "asymmetric": "the asymmetric clip range",
-    "update_kl": "`update_kl: 0.003` (the configuration)",
-    "all": "all three",
+_FIVE_AND_DIFFERENCE = ": {}, {}, {}, {} and {}; difference {} ({} to {})"
+_CREDITS = {
+    "nested credit": ("nested", 5),
+    "bandit credit": ("bandit", 2),
+    "GRPO with step groups": ("step", 0),
+    "GRPO without step groups": ("episode", 0),
 }
-"""Options that were run alone on BabyAI-Text, as the page names them."""
+"""Estimators of advantages that were compared on BabyAI-Text, with the arguments of :func:`_credit`."""
+_MEANS = {
+    "the floor of the standard deviation": "babyai_means_floor",
+    "the asymmetric clip range": "babyai_means_asymmetric",
+    "`update_kl: 0.003` (the configuration)": "babyai_credit_turn",
+    "all three": "babyai_means_all",
+}
+"""Options that were run on BabyAI-Text, as the page names them, and their results."""
 _LAKE_SHARE = "reaches the goal in {}% of episodes"
 _EXPERIMENT = (
     "The first line appears after {} seconds of CPU time. The run takes {} minutes of CPU time and {} GB of memory. "
@@ -313,32 +317,17 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             text="After this SFT, turn credit has {}, {}, {}, {} and {}",
             figures=lambda results: _last_values(results["babyai_credit_turn"], range(5)),
         ),
-        Sentence(
-            text="- nested credit: {}, {}, {}, {} and {}; difference {} ({} to {})",
-            figures=lambda results: _credit(results, "nested", second=5),
-        ),
-        Sentence(
-            text="- bandit credit: {}, {}, {}, {} and {}; difference {} ({} to {})",
-            figures=lambda results: _credit(results, "bandit", second=2),
-        ),
-        Sentence(
-            text="- GRPO with step groups: {}, {}, {}, {} and {}; difference {} ({} to {})",
-            figures=lambda results: _credit(results, "step", second=0),
-        ),
-        Sentence(
-            text="- GRPO without step groups: {}, {}, {}, {} and {}; difference {} ({} to {})",
-            figures=lambda results: _credit(results, "episode", second=0),
+        *(
+            Sentence(text=f"- {name}{_FIVE_AND_DIFFERENCE}", figures=lambda results, of=of: _credit(results, *of))
+            for name, of in _CREDITS.items()
         ),
         Sentence(
             text="- none, with a fixed learning rate: {}, {}, {}, {} and {}",
-            figures=lambda results: _mean_alone(results, "fixed"),
+            figures=lambda results: _last_values(results["babyai_means_fixed"], range(5)),
         ),
         *(
-            Sentence(
-                text=f"- {name}: {{}}, {{}}, {{}}, {{}} and {{}}; difference {{}} ({{}} to {{}})",
-                figures=lambda results, kind=kind: _mean_alone(results, kind),
-            )
-            for kind, name in _MEANS.items()
+            Sentence(text=f"- {name}{_FIVE_AND_DIFFERENCE}", figures=lambda results, of=of: _mean_alone(results, of))
+            for name, of in _MEANS.items()
         ),
         Sentence(
             text="The mean of the five differences is {} ({} to {}, bootstrap over seeds; {} to {}, t distribution)",
