@@ -25,15 +25,14 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import ModelParallelStrategy
 
 from lrl.cli.error_messages import user_errors
 from lrl.cli.program import run_of
 from lrl.cli.run_directory import RunDirectory, append_rows, experiment_name, log_to
-from lrl.cli.trainer_settings import check_settings
+from lrl.cli.trainer_settings import check_settings, check_wandb, fsdp2, set_data_parallel_size
 from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.evaluation.load import checkpoint_file
-from lrl.files import from_yaml, require, resolve_config, shipped
+from lrl.files import from_yaml, resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
 from lrl.ranges import check_seed
 from lrl.registry import enable_short_names, short_name
@@ -146,6 +145,8 @@ class SaveRunConfig(SaveConfigCallback):
     """The configuration as YAML, once the run directory or a checkpoint has it."""
     begun = False
     """Whether training or an evaluation has started."""
+    trained = False
+    """Whether a minibatch has been trained."""
     before = 0
     """Number of minibatches that were trained before this launch."""
 
@@ -158,8 +159,12 @@ class SaveRunConfig(SaveConfigCallback):
             self.run_directory.rewind(self.lengths)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record that the run has started: from now on its directory is kept, even after an error."""
+        """Record that the run has started: from now on its directory is kept, except after an invalid setting."""
         self.begun, self.before = True, _trained(trainer)
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        """Record that the first collection has passed all checks: from now on the directory is always kept."""
+        self.trained = True
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record that an evaluation has started."""
@@ -222,12 +227,21 @@ class LRLCLI(LightningCLI):
                 run=run,
                 auto_configure_optimizers=False,  # the module creates its optimizer; --optimizer would be ignored
             )
-        except BaseException:
-            if self.run_directory is not None and not any(callback.begun for callback in self._records):
+        except BaseException as error:
+            if self.run_directory is not None and not self._has_results(error):
                 self.run_directory.discard()
             elif self.run_directory is not None and self.subcommand == "fit" and self.trainer.is_global_zero:
                 self.run_directory.log_commands("resume")
             raise
+
+    def _has_results(self, error: BaseException) -> bool:
+        """Return whether the directory of a launch that failed is kept.
+
+        Some settings can be checked only in the first collection of a new run. If they are invalid, nothing is kept.
+        """
+        is_new = self.run_directory is not None and self.run_directory.earlier is None
+        is_setting = isinstance(error, ValueError) and self.subcommand in (None, "fit") and is_new
+        return any(one.trained or (one.begun and not is_setting) for one in self._records)
 
     def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the subcommand that the command line names, or all four if it names none.
@@ -374,7 +388,8 @@ class LRLCLI(LightningCLI):
         """Return the trainer, with the callbacks that ``--push_to_hub`` and an evaluation need.
 
         Raises:
-            ValueError: If the accelerator does not exist on this machine, or ``devices`` are not valid for it.
+            ValueError: If the accelerator does not exist on this machine, ``devices`` are not valid for it, or two
+                callbacks have the same class and state.
         """
         accelerator = self._get(self.config, "trainer.accelerator")
         if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
@@ -392,6 +407,11 @@ class LRLCLI(LightningCLI):
             raise ValueError(
                 f"trainer.devices is {devices!r}; it must be auto or a positive number, because the run uses the CPU."
             ) from error
+        except RuntimeError as error:
+            twice = re.match(r"Found more than one stateful callback of type `(\w+)`", str(error))
+            if twice is None:
+                raise
+            raise ValueError(f"trainer.callbacks has {twice[1]} twice; one of them must be removed.") from error
         set_data_parallel_size(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
@@ -435,46 +455,6 @@ def _seed(value: Any) -> int:
         raise ValueError(f"seed_everything is {value}; it must be a number, so that the run can be repeated.")
     check_seed("seed_everything", int(value), maximum=2**32 - 1)  # the range of NumPy's and Lightning's seeds
     return int(value)
-
-
-def fsdp2() -> Namespace:
-    """Return the settings of FSDP2, which are those of ``configs/overlays/fsdp.yaml``.
-
-    Lightning's strategy ``fsdp`` is FSDP1, under which each rank sees only a part of the norm of the gradient.
-    """
-    overlay = yaml.safe_load(Path(str(shipped("configs/overlays/fsdp.yaml"))).read_text())["trainer"]["strategy"]
-    overlay["class_path"] = f"lightning.pytorch.strategies.{overlay['class_path']}"
-    return Namespace(overlay | {"init_args": Namespace(overlay["init_args"])})
-
-
-def set_data_parallel_size(trainer: L.Trainer) -> None:
-    """Replace FSDP2's ``data_parallel_size: auto`` by the number of devices.
-
-    Lightning 2.6.6 takes ``auto`` for the number of nodes, which fits tensor parallelism only.
-    """
-    strategy = trainer.strategy
-    if not isinstance(strategy, ModelParallelStrategy) or strategy._tensor_parallel_size != 1:
-        return
-    if strategy._data_parallel_size == "auto":
-        strategy._data_parallel_size = trainer.num_devices * trainer.num_nodes
-
-
-def check_wandb(offline: bool) -> None:
-    """Check that wandb is installed, and that it has an API key if it needs one and no terminal can ask for it.
-
-    Raises:
-        ValueError: If wandb is not installed, or there is no API key.
-    """
-    require("wandb", "wandb", "trainer.logger WandbLogger")
-    if offline or os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
-        return
-    import wandb
-
-    if not wandb.login(prompt=False, verify=False):
-        raise ValueError(
-            "trainer.logger has a WandbLogger, but there is no API key; call `wandb login`, set WANDB_API_KEY, or set "
-            "WANDB_MODE=offline."
-        )
 
 
 def check_ours(checkpoint: Path) -> None:

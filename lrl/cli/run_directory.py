@@ -37,9 +37,10 @@ _RECORDS = (
     "hparams.yaml",
     "metrics.csv",
     "events.out.*",
+    "transcripts.*",
     "wandb",
 )
-"""Files that a launch writes before training."""
+"""Files that a launch writes before its first update."""
 
 _EARLIER = "earlier"
 """Folder of the files that are replaced when a launch continues in a run directory; each such launch adds a numbered
@@ -249,7 +250,7 @@ class RunDirectory:
         os.environ.pop(_VARIABLE, None)
 
     def discard(self) -> None:
-        """Remove the records of a launch that failed before training, so that the same command can be repeated.
+        """Remove the records of a launch that failed before its first update, so that the same command can be repeated.
 
         Files that lrl does not write are kept, and so is a directory that existed before, with its earlier records.
         """

@@ -1,13 +1,20 @@
-"""Checks of the trainer's settings that Lightning does not make, or reports without naming the setting."""
+"""Settings of the trainer: checks that Lightning does not make or that name no setting, and FSDP2 in place of FSDP1."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
+import lightning as L
+import yaml
 from jsonargparse import Namespace
+from lightning.pytorch.strategies import ModelParallelStrategy
 
+from lrl.files import require, shipped
 from lrl.training.checkpoint import CollectionCheckpoint
 
 _LIMITS = {
@@ -20,7 +27,10 @@ _LIMITS = {
 
 
 def check_settings(trainer: Namespace, subcommand: str | None) -> None:
-    """Check the settings of the trainer, and remove the checkpoint callback if ``enable_checkpointing`` is false.
+    """Check the settings of the trainer, and remove callbacks that another setting replaces or disables.
+
+    A later callback replaces an earlier one of the same class of lrl. The checkpoint callback is removed if
+    ``enable_checkpointing`` is false.
 
     Args:
         trainer: the configuration of the trainer; its ``callbacks`` are changed in place.
@@ -53,7 +63,15 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
     if trainer.enable_checkpointing is False:
         name = CollectionCheckpoint.__name__
         callbacks = [part for part in callbacks if part.class_path.rpartition(".")[2] != name]
-    trainer.callbacks = callbacks
+    trainer.callbacks = _last_of_each(callbacks)
+
+
+def _last_of_each(callbacks: list[Namespace]) -> list[Namespace]:
+    """Return callbacks in which a later one takes the place of an earlier one of the same class of lrl."""
+    last: dict[Any, Namespace] = {}
+    for number, part in enumerate(callbacks):
+        last[part.class_path if part.class_path.startswith("lrl.") else number] = part
+    return list(last.values())
 
 
 _LEAST = {"gradient_clip_val": 0, "check_val_every_n_epoch": 1, "log_every_n_steps": 0}
@@ -71,3 +89,43 @@ def _names_devices(devices: Any) -> bool:
     if isinstance(devices, list):
         return bool(devices) and all(type(index) is int and index >= 0 for index in devices)
     return type(devices) is int and (devices == -1 or 0 < devices <= _MAX_DEVICES)
+
+
+def fsdp2() -> Namespace:
+    """Return the settings of FSDP2, which are those of ``configs/overlays/fsdp.yaml``.
+
+    Lightning's strategy ``fsdp`` is FSDP1, under which each rank sees only a part of the norm of the gradient.
+    """
+    overlay = yaml.safe_load(Path(str(shipped("configs/overlays/fsdp.yaml"))).read_text())["trainer"]["strategy"]
+    overlay["class_path"] = f"lightning.pytorch.strategies.{overlay['class_path']}"
+    return Namespace(overlay | {"init_args": Namespace(overlay["init_args"])})
+
+
+def set_data_parallel_size(trainer: L.Trainer) -> None:
+    """Replace FSDP2's ``data_parallel_size: auto`` by the number of devices.
+
+    Lightning 2.6.6 takes ``auto`` for the number of nodes, which fits tensor parallelism only.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, ModelParallelStrategy) or strategy._tensor_parallel_size != 1:
+        return
+    if strategy._data_parallel_size == "auto":
+        strategy._data_parallel_size = trainer.num_devices * trainer.num_nodes
+
+
+def check_wandb(offline: bool) -> None:
+    """Check that wandb is installed, and that it has an API key if it needs one and no terminal can ask for it.
+
+    Raises:
+        ValueError: If wandb is not installed, or there is no API key.
+    """
+    require("wandb", "wandb", "trainer.logger WandbLogger")
+    if offline or os.environ.get("WANDB_MODE", "online") not in ("online", "run", "shared") or sys.stdin.isatty():
+        return
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise ValueError(
+            "trainer.logger has a WandbLogger, but there is no API key; call `wandb login`, set WANDB_API_KEY, or set "
+            "WANDB_MODE=offline."
+        )

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 import lrl.cli.main
 from lrl.algorithms.ppo import PPOValueHeadModule
 from lrl.cli.error_messages import user_errors
-from lrl.cli.main import check_wandb
+from lrl.cli.trainer_settings import check_wandb
 from lrl.codecs.numbers import NumberFormat
 from lrl.envs.factory import GymnasiumEnvs
 from lrl.envs.frozen_lake import RandomMapRows

@@ -17,8 +17,9 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 import lrl.cli.main
 import lrl.files
-from lrl.cli.main import LRLCLI, check_ours, none_as_null, set_data_parallel_size
+from lrl.cli.main import LRLCLI, check_ours, none_as_null
 from lrl.cli.run_directory import RunDirectory, experiment_name
+from lrl.cli.trainer_settings import set_data_parallel_size
 from lrl.evaluation.load import checkpoint_file
 from lrl.registry import short_name
 from lrl.training.export import ExportModel

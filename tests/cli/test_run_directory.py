@@ -66,6 +66,15 @@ def test_the_directory_of_a_failed_launch_can_be_reused(launch, tmp_path):
         assert "collection 1" not in said and not run.parent.exists()
 
 
+def test_a_setting_that_only_the_first_collection_can_check_leaves_no_directory(launch, tmp_path):
+    run = tmp_path / "runs" / "one"
+    settings = ["--run_directory", run, "--model.init_args.credit.kind", "bandit"]
+    reason = "data.num_steps is 4; it must be null, because bandit credit needs whole episodes"
+    for _ in range(2):
+        status, _, said = launch("fit", *settings, "--trainer.callbacks+", "Transcripts")
+        assert status == 2 and reason in said and not run.parent.exists()
+
+
 def test_an_existing_directory_and_files_of_a_user_are_kept(launch, tmp_path):
     run = tmp_path / "mine"
     run.mkdir()

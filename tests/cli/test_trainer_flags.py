@@ -91,6 +91,10 @@ WORKS = {
         ["--trainer.callbacks=[ModelCheckpoint]"],
         lambda run: rows(run) == 2 and saved(run) == ALL[1:] and "transcripts.txt" not in names(run),
     ),
+    "a callback in place of the default one of its class": (
+        callback("CollectionCheckpoint", monitor="val/return"),
+        lambda run: trained(run) and saved(run) == ["best.ckpt", "last.ckpt"],
+    ),
     "a single logger": (
         [*flag("logger", "CSVLogger"), *flag("logger.save_dir", "elsewhere")],
         lambda run: trained(run) and not (run.parent / "elsewhere").exists(),
@@ -235,6 +239,10 @@ REFUSED_SWEEP = {
     "SpikeDetection": (
         [*callback("SpikeDetection", warmup=1, finite_only=True), "--model.init_args.vf_coef=0"],
         "trainer.callbacks: Training spike detected in batch ",
+    ),
+    "the same callback twice": (
+        callback("EarlyStopping", monitor="val/return") * 2,
+        "trainer.callbacks has EarlyStopping twice; one of them must be removed.",
     ),
     "a duration in words": (
         callback("ModelCheckpoint", train_time_interval="an hour"),
