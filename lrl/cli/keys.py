@@ -1,12 +1,11 @@
-"""The keys of a run: their help, and errors for misspelt ones, from source files instead of imported classes."""
+"""Check the keys of a configuration and of options, from source files instead of imported classes."""
 
 from __future__ import annotations
 
 import ast
 import difflib
 import math
-from argparse import ArgumentParser
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import yaml
 
 from lrl.cli.error_messages import nearest, short
-from lrl.cli.signatures import Argument, SourceClass, arguments, find_class, first_sentence
+from lrl.cli.signatures import Argument, SourceClass, arguments, find_class
 from lrl.files import resolve_config, shipped
 from lrl.ranges import RANGES, check_finite
 from lrl.registry import components
@@ -22,7 +21,7 @@ from lrl.registry import components
 _TRAINER = "lightning.pytorch.Trainer"
 _STOCK = ("callbacks", "loggers", "strategies", "profilers", "plugins")
 """Folders of Lightning whose classes have short names."""
-_TOP = {
+TOP = {
     "config": "configuration file, by its path or the name of one that ships with lrl; further ones are overlays",
     "model": "class of the algorithm",
     "data": "class of the data module",
@@ -34,7 +33,7 @@ _TOP = {
     "trainer": "arguments of the trainer as one mapping",
 }
 """The keys at the top of a configuration, and what they mean."""
-_OF_COMMAND = {
+OF_COMMAND = {
     "fit": {"resume": "run directory or checkpoint of a run that is continued in its directory; read like ckpt_path"},
     "validate": {"verbose": "whether the figures are printed"},
     "test": {"verbose": "whether the figures are printed"},
@@ -45,9 +44,6 @@ _OBJECT = ("class_path", "init_args", "dict_kwargs")
 """The keys of a mapping that describes an object."""
 _MANY = 20
 """Number of keys above which an error does not list all of them."""
-
-
-# Errors for misspelt keys.
 
 
 def check_keys(args: Sequence[str]) -> list[str]:
@@ -75,8 +71,8 @@ def check_keys(args: Sequence[str]) -> list[str]:
 def _check(command: str, given: Iterable[Any]) -> list[str]:
     """Check the keys of several nested mappings, each of which changes the one before; see :func:`check_keys`."""
     objects = _Objects()
-    top = {**_TOP, **_OF_COMMAND.get(command, {})}
-    trainer = {one.name: f"trainer.{one.name}" for one in _trainer_arguments()}
+    top = {**TOP, **OF_COMMAND.get(command, {})}
+    trainer = {one.name: f"trainer.{one.name}" for one in trainer_arguments()}
     described = set[str]()
     for settings in given:
         if settings is None:
@@ -89,7 +85,7 @@ def _check(command: str, given: Iterable[Any]) -> list[str]:
                 raise ValueError(f"{name or repr(name)} is not a key of a run{_hint(near and names[near], top)}")
             if name == "trainer":
                 _check_mapping(value, "Trainer", (name,))
-                _check_arguments(objects, "Trainer", _trainer_arguments(), value, (name,))
+                _check_arguments(objects, "Trainer", trainer_arguments(), value, (name,))
             elif name in ("model", "data"):
                 _check_described(value, (name,))
                 _check_object(objects, value, (name,))
@@ -108,7 +104,7 @@ def _check(command: str, given: Iterable[Any]) -> list[str]:
     return objects.replaced
 
 
-def _trainer_arguments() -> Sequence[Argument]:
+def trainer_arguments() -> Sequence[Argument]:
     """Return the arguments of the trainer."""
     trainer = find_class(_TRAINER)
     return (trainer and arguments(trainer)) or ()
@@ -260,8 +256,8 @@ class _Objects:
         """
         before, given = self.classes.get(place, name), self.arguments.get(place, {})
         self.classes[place] = name
-        kind = _class_of(name)
-        known = arguments(kind) if kind is not None and _class_of(before) != kind else None
+        kind = class_of(name)
+        known = arguments(kind) if kind is not None and class_of(before) != kind else None
         if not given or known is None:
             return
         by_name = {one.name: one for one in known}
@@ -403,7 +399,7 @@ def _check_object(objects: _Objects, value: Any, key: tuple[str, ...]) -> None:
     for name, part in own.items():
         keys = _unfolded(part)
         so_far.setdefault(name, set()).update(keys.keys() - {*_OBJECT}, _unfolded(keys.get("init_args")))
-    kind = _class_of(objects.classes.get(place, ""))
+    kind = class_of(objects.classes.get(place, ""))
     known = arguments(kind) if kind is not None else None
     for name in others if known is not None or place not in objects.classes else ():
         full = ".".join((*key, name))
@@ -417,7 +413,7 @@ def _check_object(objects: _Objects, value: Any, key: tuple[str, ...]) -> None:
         _check_arguments(objects, kind.name, known, given.get("init_args"), (*key, "init_args"))
 
 
-def _class_of(name: str) -> SourceClass | None:
+def class_of(name: str) -> SourceClass | None:
     """Return the class with a short name or an import path, or None if it is unknown."""
     paths = [components().get(name, name), *(f"lightning.pytorch.{folder}.{name}" for folder in _STOCK)]
     return next(filter(None, map(find_class, paths)), None) if name else None
@@ -457,112 +453,3 @@ def _hint(near: str | None, known: Iterable[str]) -> str:
     if near or not names:
         return f"; did you mean {near!r}?" if near else ", which has none."
     return f"; it must be one of {', '.join(names)}." if len(names) <= _MANY else "; `lrl fit --help` lists them."
-
-
-# Help.
-
-
-def help_text(args: Sequence[str], purpose: str) -> str | None:
-    """Return the help text that a command line requests; None if it requests none, or if the class is unknown.
-
-    Args:
-        args: command-line arguments, beginning with the command.
-        purpose: what the command does.
-    """
-    if {"-h", "--help"} & set(args):
-        return _overview(args[0], purpose)
-    for number, arg in enumerate(args):
-        key, _, name = arg.partition("=")
-        if key.startswith("--") and key.endswith(".help"):
-            kind = _class_of(name or " ".join(args[number + 1 : number + 2]))
-            return kind and _class_help(f"lrl {args[0]}", key[2:].removesuffix(".help"), kind)
-    return None
-
-
-def _overview(command: str, purpose: str) -> str:
-    """Return the classes, the keys of a run and the arguments of the trainer."""
-    kinds: dict[str, list[SourceClass]] = {}
-    for path in components().values():
-        if kind := find_class(path):
-            kinds.setdefault(_family(kind), []).append(kind)
-    sections = {
-        f"classes of --{key}": {kind.name: kind.summary for kind in kinds.pop(family, ())}
-        for family, key in (("LightningModule", "model"), ("LightningDataModule", "data"))
-    }
-    top = _TOP | _OF_COMMAND.get(command, {})
-    sections["keys of a run"] = {f"--{name} VALUE": text for name, text in top.items()}
-    sections["options of a class"] = {
-        "--model.help CLASS": "list the arguments of a model, such as `--model.help PPOValueHeadModule`",
-        "--data.help CLASS": "list the arguments of a data module",
-        "--KEY.help CLASS": "list the arguments of a class below: `--model.init_args.policy.help TextPolicy`",
-        "--KEY VALUE": "set any key of the configuration, such as `--model.init_args.optimizer.lr 1e-4`",
-        "--print_config": "print the whole configuration and exit",
-    }
-    sections["classes of arguments"] = {
-        family: ", ".join(kind.name for kind in members) for family, members in kinds.items()
-    }
-    sections["trainer"] = _lines("trainer", _trainer_arguments())
-    return _formatted(f"lrl {command} --config FILE [--config OVERLAY] [--KEY VALUE ...]", purpose, sections)
-
-
-def _family(kind: SourceClass) -> str:
-    """Return the name of a component's base class: one of Lightning, or the most general one of its package."""
-    package = kind.module.partition(".")[0]
-    while kind.name not in ("LightningModule", "LightningDataModule", "Callback"):
-        base = kind.base
-        if base is None or base.module.partition(".")[0] not in (package, "lightning"):
-            break
-        kind = base
-    return kind.name
-
-
-def _class_help(program: str, key: str, kind: SourceClass) -> str | None:
-    """Return the arguments of a class, or None if source files do not determine them."""
-    known = arguments(kind)
-    if known is None:
-        return None
-    usage = f"{program} ... --{key} {kind.name} [--{key}.init_args.KEY VALUE ...]"
-    sections = {f"arguments of {kind.module}.{kind.name}": _lines(f"{key}.init_args", known)}
-    return _formatted(usage, f"{kind.summary}.", sections)
-
-
-def _lines(key: str, known: Iterable[Argument], given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return options and their descriptions; the options in a group of settings follow the group.
-
-    Args:
-        key: prefix of the options.
-        known: the arguments.
-        given: default values that a class gives to a group of settings.
-    """
-    lines: dict[str, str] = {}
-    for one in known:
-        default = (given or {}).get(one.name, ast.unparse(one.default) if one.default else None)
-        inner = arguments(one.group) if one.group else None
-        text = first_sentence(one.text)
-        if inner is not None:
-            call = one.default.keywords if isinstance(one.default, ast.Call) else []
-            lines[f"--{key}.{one.name} {one.group.name if one.group else ''}"] = text
-            lines |= _lines(f"{key}.{one.name}", inner, {part.arg or "": ast.unparse(part.value) for part in call})
-            continue
-        kind = ast.unparse(one.annotation) if one.annotation else ""
-        ending = "" if default is None else f" (default: {'null' if default == 'None' else default})"
-        lines[f"--{key}.{one.name} {kind}"] = text + ending
-    return lines
-
-
-def _formatted(usage: str, description: str, sections: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the help of a command.
-
-    Args:
-        usage: how the command is called.
-        description: what the command does.
-        sections: for each title, the description of each name or of each option with its value.
-    """
-    parser = ArgumentParser(usage=usage, description=description, add_help=False)
-    for title, lines in sections.items():
-        group = parser.add_argument_group(title)
-        for line, text in lines.items():
-            option, _, value = line.partition(" ")
-            settings: dict[str, Any] = {"metavar": value} if option.startswith("-") else {}
-            group.add_argument(option, help=text.replace("%", "%%"), **settings)
-    return parser.format_help()

@@ -105,7 +105,8 @@ def _train(args: Sequence[str], started: float) -> None:
     notes: Sequence[str] = ()
     if args[0] in TRAINER_COMMANDS:
         from lrl.cli.error_messages import user_errors
-        from lrl.cli.keys import check_keys, help_text
+        from lrl.cli.help import help_text
+        from lrl.cli.keys import check_keys
 
         with user_errors("lrl", args=args):
             text = help_text(args, TRAINER_COMMANDS[args[0]])

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from lrl.cli.error_messages import nearest
-from lrl.cli.keys import check_keys, help_text
+from lrl.cli.help import help_text
+from lrl.cli.keys import check_keys
 from lrl.cli.signatures import Argument, arguments, find_class
 from lrl.registry import components
 
