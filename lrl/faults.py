@@ -1,4 +1,4 @@
-"""Errors that a full disk or too little memory causes, whichever library raises them."""
+"""Errors that a full disk or too little memory causes, whichever library raises them, and errors as text."""
 
 from __future__ import annotations
 
@@ -93,3 +93,8 @@ def out_of_memory(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error))):
         return " ".join(str(error).split())[:200].rstrip(".") or "MemoryError"
     return None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error's type and its message, on one line without a full stop."""
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.') or 'no reason given'}"

@@ -1,11 +1,13 @@
-"""Shipped files, names of replaced run directories, text files, text and YAML, and optional packages."""
+"""Shipped files, names of replaced run directories, locked folders, text files, YAML, and optional packages."""
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -123,3 +125,32 @@ def require(package: str, extra: str, user: str) -> None:
     """
     if importlib.util.find_spec(package) is None:
         raise ValueError(f"{user} needs the package {package}, which is not installed; run pip install 'lrl[{extra}]'.")
+
+
+def lock_folder(folder: Path, patience: float = 0.0) -> int | None:
+    """Lock a folder for this process and for those that inherit the descriptor.
+
+    Args:
+        folder: an existing folder.
+        patience: number of seconds to wait for another process.
+
+    Returns:
+        The descriptor, whose closing ends the lock; None if the file system has no locks.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+    """
+    descriptor, until = os.open(folder, os.O_RDONLY), time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(descriptor)
+                raise
+            time.sleep(0.1)
+        except OSError:
+            os.close(descriptor)
+            return None
+        else:
+            return descriptor

@@ -194,7 +194,7 @@ def check_values(hints: Mapping[str, Any], values: Mapping[str, Any], key: str) 
         optional = ", or null" if type(None) in options else ""
         if kind is not None:
             plain[name] = _number(kind, value, f"{key}.{name} is {value!r}; it must be", optional)
-        elif float in options:
+        elif float in options and isinstance(value, float):
             check_finite(f"{key}.{name}", value)
         elif allowed and value not in allowed:
             names = ", ".join(map(str, allowed))

@@ -233,6 +233,9 @@ class LRLCLI(LightningCLI):
             elif self.run_directory is not None and self.subcommand == "fit" and self.trainer.is_global_zero:
                 self.run_directory.log_commands("resume")
             raise
+        finally:
+            if self.run_directory is not None:
+                self.run_directory.unlock()
 
     def _has_results(self, error: BaseException) -> bool:
         """Return whether the directory of a launch that failed is kept.

@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.comparison import group_by_configuration, minutes_of, raised_limits, read_config
 from lrl.evaluation.statistics import RESULT_METRICS
-from lrl.files import checkout, is_replaced
+from lrl.files import checkout, is_replaced, lock_folder
 from lrl.functional.distributed import read_checkpoint
 
 _VARIABLE = "LRL_RUN_DIRECTORY"
@@ -47,6 +47,10 @@ _EARLIER = "earlier"
 folder."""
 _WHOLE = "whole_"
 """Prefix of the name of a complete file there whose copy in the run directory was cut."""
+_LOCKS: dict[Path, int] = {}
+"""Descriptor of each run directory that this process has locked."""
+_PATIENCE = 5.0
+"""Number of seconds for which a launch waits for a directory: workers of a killed run may hold its lock."""
 _RESTART = ".restart"
 """File with the number of restarts of the Slurm job when the directory was last used."""
 
@@ -88,7 +92,7 @@ class RunDirectory:
             advice: how to continue the run in a directory that is not empty, for the error message.
 
         Raises:
-            ValueError: If the directory is not empty, or cannot be written to.
+            ValueError: If the directory is not empty, is used by a process that still runs, or cannot be written to.
         """
         default = (Path("runs") / experiment, "", f"-seed{seed}")
         if beside is not None:
@@ -117,8 +121,14 @@ class RunDirectory:
         return run
 
     def _begin(self, quiet: bool) -> None:
-        """Create the directory, keep the records of an earlier launch, and write the command and the commit."""
+        """Create the directory, keep the records of an earlier launch, and write the command and the commit.
+
+        Raises:
+            ValueError: If another process trains in the directory.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        if not quiet:
+            self._lock()
         os.environ[_VARIABLE] = str(self.path)  # read by the ranks that this process starts
         _start_log(self.path, quiet)
         if quiet:
@@ -133,6 +143,22 @@ class RunDirectory:
             (self.path / _RESTART).write_text(f"{_restarts()}\n", encoding="utf-8")
         logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
         logging.getLogger("lrl").debug("machine: %s", _machine())
+
+    def _lock(self) -> None:
+        """Keep other processes from writing to the directory until this process ends or calls :meth:`unlock`.
+
+        Raises:
+            ValueError: If another process writes to it.
+        """
+        self.unlock()
+        try:
+            descriptor = lock_folder(self.path, _PATIENCE)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"run_directory is {str(self.path)!r}, in which another run is going on; wait until it has ended."
+            ) from error
+        if descriptor is not None:
+            _LOCKS[self.path] = descriptor
 
     def restart_from(self) -> Path | None:
         """Return the newest checkpoint in the directory if a Slurm job was restarted; None if there is none.
@@ -239,9 +265,15 @@ class RunDirectory:
         found = (run for run in found if _environment(run) == _environment(self.path))
         return next((run for run in found if len(group_by_configuration([self.path, run])) > 1), None)
 
+    def unlock(self) -> None:
+        """Let other processes write to the directory."""
+        if self.path in _LOCKS:
+            os.close(_LOCKS.pop(self.path))
+
     def close(self) -> None:
-        """Close ``run.log``, for a program that continues after the run."""
+        """Close ``run.log``, for a program that continues after the run, and let others use the directory."""
         _stop_log()
+        self.unlock()
         logger = logging.getLogger("lrl")
         logger.handlers.clear()
         logger.propagate = True
@@ -254,6 +286,7 @@ class RunDirectory:
 
         Files that lrl does not write are kept, and so is a directory that existed before, with its earlier records.
         """
+        self.unlock()
         if self.earlier is not None and self.earlier.exists():
             for record in self.earlier.iterdir():
                 os.replace(record, self.path / record.name.removeprefix(_WHOLE))

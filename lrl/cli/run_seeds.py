@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import logging
 import multiprocessing
@@ -16,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from pathlib import Path
 
 from lrl.cli.command import command
-from lrl.files import replaced_name, resolve_config, write_whole
+from lrl.files import lock_folder, replaced_name, resolve_config, write_whole
 from lrl.ranges import PositiveInt
 
 _KEPT = ("*.ckpt", ".*.ckpt.old", "earlier", "proposals.jsonl")
@@ -159,9 +158,8 @@ def train_all(runs: Mapping[Path, list[str]], folder: Path, jobs: int, name: str
             neither be resumed nor started again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)  # held until this process and the runs that it has started have ended
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = lock_folder(folder)  # held until this process and the runs that it has started have ended
     except BlockingIOError as error:
         raise ValueError(
             f"folder is {str(folder)!r}, in which another {name} is running; use another folder."
@@ -190,7 +188,8 @@ def train_all(runs: Mapping[Path, list[str]], folder: Path, jobs: int, name: str
         except BaseException:  # such as Ctrl-C, which the runs receive as well
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    os.close(lock)
+    if lock is not None:
+        os.close(lock)
     return errors
 
 
@@ -269,7 +268,7 @@ def _with_full_paths(args: Sequence[str]) -> list[str]:
     ]
 
 
-def _fit(args: Sequence[str], lock: int) -> str:
+def _fit(args: Sequence[str], lock: int | None) -> str:
     """Train with one seed, in a process that shares a file descriptor.
 
     Returns:
@@ -283,7 +282,7 @@ def _fit(args: Sequence[str], lock: int) -> str:
         capture_output=True,
         text=True,
         check=False,
-        pass_fds=(lock,),
+        pass_fds=() if lock is None else (lock,),
     )
     if not result.returncode or "nothing was trained" in result.stderr:  # it was killed after its last checkpoint
         return ""

@@ -19,9 +19,10 @@ from gymnasium.vector import VectorEnv
 from lrl.codecs.codec import TextCodec
 from lrl.codecs.numbers import NumberFormat
 from lrl.codecs.registry import codec_for
-from lrl.envs.native import NativeEnv, SuccessAt, close_env, reason_of, shown
+from lrl.envs.native import NativeEnv, SuccessAt, close_env, shown
 from lrl.envs.processes import ProcessEnvs, SeparateEnvs
 from lrl.envs.text import TextEnv
+from lrl.faults import reason_of
 from lrl.files import require
 from lrl.ranges import PositiveFloat, PositiveInt, check_arguments, check_kinds
 from lrl.registry import register

@@ -21,6 +21,7 @@ from gymnasium.utils import seeding
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 from lrl.codecs.codec import InvalidActionError, TextCodec
+from lrl.faults import reason_of
 
 OWN_OPTIONS = ("episode", "reset_mask")
 """Options of a reset that lrl passes to its vectorized environments, but not to native environments."""
@@ -58,11 +59,6 @@ def close_env(env: gym.Env) -> None:
         env.close()
     except Exception as error:
         logging.getLogger("lrl").warning("%s: close raised %s.", _name(env), reason_of(error))
-
-
-def reason_of(error: BaseException) -> str:
-    """Return an error's type and its message, on one line without a full stop."""
-    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.') or 'no reason given'}"
 
 
 @final

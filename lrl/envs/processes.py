@@ -18,7 +18,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from lrl.envs.native import OWN_OPTIONS, EnvironmentFailedError, empty_observation, reason_of
+from lrl.envs.native import OWN_OPTIONS, EnvironmentFailedError, empty_observation
+from lrl.faults import reason_of
 
 _CONTEXT = "forkserver"
 """Start method of processes; forking a process with torch's threads can deadlock."""

@@ -22,7 +22,7 @@ from lrl.envs.text import AnyText
 from lrl.functional.random import permutation
 from lrl.prompts import get_response_format
 from lrl.registry import register
-from lrl.rewards.reward import Reward, Row
+from lrl.rewards.reward import Reward, Row, check_rewards, compute_reward
 from lrl.types import History, LazySequence, PastTurn
 
 
@@ -95,14 +95,11 @@ class PromptEnvs(EnvFactory):
         seed: seed of the order of the rows, which differs between passes.
 
     Raises:
-        ValueError: If there is no reward function, or two have the same name.
+        ValueError: If there is no reward function, two have the same name, or one is not a :class:`Reward`.
     """
 
     def __init__(self, rows: RowSource, rewards: Sequence[Reward], seed: int = 0) -> None:
-        names = [reward.name for reward in rewards]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"env.rewards is {names}; it must contain at least one reward and no duplicates.")
-        self.rows_source, self.rewards, self.seed = rows, tuple(rewards), seed
+        self.rows_source, self.rewards, self.seed = rows, check_rewards(rewards), seed
 
     @property
     def codec(self) -> TextCodec:
@@ -262,7 +259,8 @@ class PromptEnv(VectorEnv):
             Observations; rewards, float64 ``(env,)``; ``terminated`` and ``truncated``, bool ``(env,)``; and infos.
 
         Raises:
-            ValueError: If the number of actions is not the number of environments.
+            ValueError: If the number of actions is not the number of environments, or a reward function raises an error
+                or does not return one finite number for each response.
         """
         if len(actions) != self.num_envs:
             raise ValueError(
@@ -271,7 +269,7 @@ class PromptEnv(VectorEnv):
         rows = self.rows
         chosen, reasons, clipped = zip(*map(self._parse, actions), strict=True)
         responses = [""] * self.num_envs if self._format is None else tuple(actions)
-        terms = {reward.name: reward(rows, responses, chosen) for reward in self._rewards}
+        terms = {reward.name: compute_reward(reward, rows, responses, chosen) for reward in self._rewards}
         total = sum((reward.weight * terms[reward.name] for reward in self._rewards), np.zeros(self.num_envs))
         infos: dict[str, Any] = {f"reward/{name}": values for name, values in terms.items()}
         infos["action_valid"] = np.array([action is not None for action in chosen])

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from lrl.envs.native import reason_of
 from lrl.evaluation.comparison import (
     compare,
     group_by_configuration,
@@ -25,6 +24,7 @@ from lrl.evaluation.comparison import (
 from lrl.evaluation.pictures import aggregate, axis_label, common_clock, read_series, styled
 from lrl.evaluation.run_report import Finding, Metrics, RunReport, read_run
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds, bounds_of, interquartile_mean, mean_with_spread
+from lrl.faults import reason_of
 from lrl.files import write_whole
 
 _TEMPLATE = Path(__file__).with_name("report.html.jinja")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
+from lrl.faults import reason_of
+from lrl.ranges import check_arguments
 
 TIE_TOLERANCE = 1e-6
 """Relative difference below which two values are a tie."""
@@ -60,6 +62,7 @@ class Reward(ABC):
     """Whether the reward depends on the text of a response, which policies with native actions do not write."""
 
     def __init__(self, weight: float = 1.0) -> None:
+        check_arguments(Reward.__init__, {"weight": weight}, type(self).__name__)
         self.weight = float(weight)
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
@@ -94,6 +97,74 @@ class Reward(ABC):
         Returns:
             Rewards, float64 ``(row,)``.
         """
+
+
+def check_rewards(rewards: Any) -> tuple[Reward, ...]:
+    """Return the reward functions of an environment, after a check.
+
+    Raises:
+        ValueError: If they are not a list of rewards, one of them was not initialised, or two have the same name.
+    """
+    if isinstance(rewards, str) or not isinstance(rewards, Sequence):
+        raise ValueError(f"env.rewards is {_shown(rewards)}; it must be a list of rewards.")
+    for reward in rewards:
+        name = _shown(reward)
+        if not isinstance(reward, Reward):
+            raise ValueError(
+                f"env.rewards has {name}; it must be an object of a subclass of lrl.rewards.reward.Reward."
+            )
+        if not isinstance(getattr(reward, "name", None), str):
+            raise ValueError(f"env.rewards has {name}, whose class has no name; it must set name, such as 'brevity'.")
+        if not hasattr(reward, "weight"):
+            raise ValueError(f"env.rewards has {name}, whose __init__ must call super().__init__(weight).")
+    names = [reward.name for reward in rewards]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(
+            f"env.rewards is {names}; it must contain at least one reward, and each must have another name: a subclass "
+            "can set it."
+        )
+    return tuple(rewards)
+
+
+def compute_reward(
+    reward: Reward, rows: Sequence[Row], responses: Sequence[str], actions: Sequence[NativeAction | None]
+) -> np.ndarray:
+    """Compute the unweighted reward of each response, float64 ``(row,)``; a list or a tensor is converted.
+
+    Raises:
+        ValueError: If the reward function raises an error, or does not return one finite number for each response.
+    """
+    start = f"env.rewards: {type(reward).__name__}"
+    try:
+        returned = reward(rows, responses, actions)
+    except Exception as error:
+        if isinstance(error, ValueError) and type(reward).__module__.startswith("lrl."):
+            raise
+        raise ValueError(f"{start} raised {reason_of(error)}.") from error
+    try:
+        values = np.asarray(returned)
+    except Exception as error:
+        raise ValueError(f"{start} returned {_shown(returned)}, which is no array: {reason_of(error)}.") from error
+    if values.dtype.kind not in "biuf":
+        raise ValueError(f"{start} returned {_shown(returned)}; it must return one number for each response.")
+    if values.shape != (len(rows),):
+        raise ValueError(
+            f"{start} returned {_shown(returned)} of shape {values.shape}; the shape must be ({len(rows)},), one "
+            "number for each response."
+        )
+    if not np.isfinite(values).all():
+        row = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"{start} is {values[row]} for the response {responses[row]!r}; it must be finite.")
+    return values.astype(np.float64)
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a wrong type for an error message: its class, or the class or function itself."""
+    if value is None or isinstance(value, (str, int, float)):
+        return repr(value)
+    if isinstance(value, type) or (callable(value) and hasattr(value, "__name__")):
+        return f"the {'class' if isinstance(value, type) else 'function'} {value.__name__}"
+    return f"{'an' if type(value).__name__[0] in 'aeiouAEIOU' else 'a'} {type(value).__name__}"
 
 
 class ActionReward(Reward):

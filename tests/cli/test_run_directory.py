@@ -14,8 +14,10 @@ import torch
 from commands import run_command, run_words
 
 import lrl.cli.main
+import lrl.cli.run_directory
 from lrl.cli.run_directory import RunDirectory, _unused
 from lrl.evaluation.comparison import minutes_of
+from lrl.files import lock_folder
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.collect import VectorEnvRollouts
 
@@ -206,6 +208,20 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
         status, _, said = launch(*words)
         assert status == 2 and "not empty; name a new one, or continue the run in it with lrl fit --resume" in said
     assert len(rows_of(run)) == 2 * len(before) and os.listdir(other) == ["notes.txt"]
+
+
+def test_a_directory_is_used_by_one_process_at_a_time(launch, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    assert launch("fit", "--run_directory", run)[0] == 0
+    files = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
+    monkeypatch.setattr(lrl.cli.run_directory, "_PATIENCE", 0.1)
+    again = ("--ckpt_path", run / "checkpoints" / "last.ckpt", "--run_directory", run, "--trainer.max_epochs", "2")
+    held = lock_folder(run)
+    status, _, said = launch("fit", *again)
+    os.close(held)
+    assert status == 2 and f"run_directory is '{run}', in which another run is going on; wait until it has" in said
+    assert {file: file.read_bytes() for file in files} == files and not (run / "earlier").exists()
+    assert launch("fit", *again)[0] == 0
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
 """Tests of the one-turn environment on a data set."""
 
+import math
+
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.vector import AutoresetMode
 
 from lrl.codecs.spaces import SpaceCodec
@@ -12,7 +15,7 @@ from lrl.envs.prompt_env import EpisodeRows, PromptEnvs, RowSource
 from lrl.rewards.behaviour_cloning import BehaviourCloningReward, BoundedCloningReward
 from lrl.rewards.expert_q import NormalizedAdvantageReward, OptimalActionReward
 from lrl.rewards.format import ClosingTagFormatReward, FormatReward, InvalidActionReward
-from lrl.rewards.reward import Row
+from lrl.rewards.reward import Reward, Row
 from lrl.types import PastTurn
 
 
@@ -156,12 +159,87 @@ def test_invalid_input_raises() -> None:
         PromptEnvs(FewRows(0), [FormatReward()]).make(1, "direct")
     with pytest.raises(ValueError, match="env.rewards is"):
         PromptEnvs(FewRows(), [])
-    with pytest.raises(ValueError, match="no duplicates"):
+    with pytest.raises(ValueError, match="each must have another name"):
         PromptEnvs(FewRows(), [OptimalActionReward(), InvalidActionReward(), OptimalActionReward()])
     with pytest.raises(ValueError, match=r"'episode'.*\(2,\)"):
         make(2).reset(options={"episode": np.arange(3)})
     with pytest.raises(ValueError, match="3 actions"):
         make(2).step(("LEFT",) * 3)
+
+
+class _Own(Reward):
+    name = "own"
+
+    def __init__(self, returned, weight=1.0):
+        super().__init__(weight)
+        self.returned = returned
+
+    def __call__(self, rows, responses, actions):
+        return self.returned(rows) if callable(self.returned) else self.returned
+
+
+class _NoName(_Own):
+    name = None
+
+
+class _NoWeight(_Own):
+    def __init__(self):
+        self.returned = [1.0]
+
+
+@pytest.mark.parametrize("returned", [[1, 0], np.array([True, False]), torch.tensor([1.0, 0.0]), (1.0, 0.0)])
+def test_what_a_reward_returns_is_converted(returned):
+    env = PromptEnvs(FewRows(), [_Own(returned, weight=0.5)]).make(2, "direct")
+    _, rewards, _, _, infos = env.step(("LEFT",) * 2)
+    assert rewards.dtype == infos["reward/own"].dtype == np.float64
+    assert rewards.tolist() == [0.5, 0] and infos["reward/own"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (
+            np.ones((2, 1)),
+            r"env.rewards: _Own returned a ndarray of shape \(2, 1\); the shape must be \(2,\), one number",
+        ),
+        ([1.0], r"returned a list of shape \(1,\); the shape must be \(2,\)"),
+        (0.5, r"returned 0.5 of shape \(\); the shape must be \(2,\)"),
+        (None, "returned None; it must return one number for each response"),
+        ({"LEFT": 1.0}, "returned a dict; it must return one number"),
+        ([None, 1.0], "returned a list; it must return one number"),
+        (["1", "2"], "returned a list; it must return one number"),
+        (np.array([1j, 0]), "returned a ndarray; it must return one number"),
+        ([[1.0], [1.0, 2.0]], "returned a list, which is no array: ValueError: setting an array element"),
+        ([1.0, np.nan], "env.rewards: _Own is nan for the response 'RIGHT'; it must be finite"),
+        (lambda rows: {}["key"], "env.rewards: _Own raised KeyError: 'key'"),
+        (lambda rows: float("x"), "env.rewards: _Own raised ValueError: could not convert string to float: 'x'"),
+    ],
+)
+def test_what_an_own_reward_returns_is_checked(returned, sentence):
+    env = PromptEnvs(FewRows(), [InvalidActionReward(), _Own(returned)]).make(2, "direct")
+    with pytest.raises(ValueError, match=sentence):
+        env.step(("LEFT", "RIGHT"))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "sentence"),
+    [
+        (InvalidActionReward(), "env.rewards is an InvalidActionReward; it must be a list of rewards"),
+        ([InvalidActionReward], "env.rewards has the class InvalidActionReward; it must be an object of a subclass of"),
+        ([len], "env.rewards has the function len; it must be an object of a subclass of lrl.rewards"),
+        ([_NoName(1)], "env.rewards has a _NoName, whose class has no name; it must set name"),
+        ([_NoWeight()], r"env.rewards has a _NoWeight, whose __init__ must call super\(\).__init__\(weight\)"),
+    ],
+)
+def test_mistakes_in_the_list_of_rewards_raise(rewards, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        PromptEnvs(FewRows(), rewards)
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, "a"])
+def test_the_weight_of_a_reward_must_be_a_number(weight):
+    with pytest.raises(ValueError, match=f"_Own.weight is {weight!r}; it must be a number"):
+        _Own([1.0], weight)
 
 
 def test_numbers_are_parsed_clipped_and_rewarded() -> None:
