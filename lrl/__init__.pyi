@@ -13,6 +13,7 @@ from lrl.algorithms.trpo import NaturalGradientConfig as NaturalGradientConfig
 from lrl.algorithms.trpo import TRPOModule as TRPOModule
 from lrl.api import evaluate as evaluate
 from lrl.api import load as load
+from lrl.api import logprobs as logprobs
 from lrl.api import train as train
 from lrl.codecs.numbers import NumberFormat as NumberFormat
 from lrl.data.demonstrations import DemonstrationsDataModule as DemonstrationsDataModule

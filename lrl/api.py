@@ -1,4 +1,4 @@
-"""The public functions ``lrl.train``, ``lrl.load`` and ``lrl.evaluate``."""
+"""The public functions ``lrl.train``, ``lrl.load``, ``lrl.evaluate`` and ``lrl.logprobs``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch import Tensor
 
 from lrl.cli.quiet import silence_libraries
 from lrl.cli.run_directory import RunDirectory
+from lrl.data.demonstration_tokens import collate_demonstrations
 from lrl.data.run_data import ClockedDataModule, RunDataModule
 from lrl.envs.factory import EnvFactory, GymnasiumEnvs
 from lrl.evaluation.episodes import EpisodeResults, evaluate_policy
@@ -321,3 +324,38 @@ def evaluate(
             actor.connect(codec)
         if spaces is not None:
             actor.connect_spaces(*spaces)
+
+
+def logprobs(policy: Policy, observations: Sequence[str], responses: Sequence[str]) -> list[Tensor]:
+    """Compute how probable given responses are, for example those of a person or of another model.
+
+    Args:
+        policy: a policy that writes or chooses texts, from :func:`load` or a module that was trained.
+        observations: text of the observation before each response; ``policy.codec`` writes native observations as text.
+        responses: whole responses in the policy's format, such as ``policy.write("LEFT", "")``.
+
+    Returns:
+        For each response, the log-probability of each token in nats, float ``(token,)``, at the temperature of
+        training. The last token is the one that ends the response. A policy that chooses has one number for each
+        response, the log-probability of the choice.
+
+    Raises:
+        ValueError: If the policy neither writes nor chooses texts, there is not one response for each observation, or
+            the policy cannot write a response.
+    """
+    trunk = policy.trunk if isinstance(policy, Policy) else None
+    if trunk is None or policy.response_format is None or policy.codec is None:
+        raise ValueError(
+            f"policy is a {type(policy).__name__}; it must be a TextPolicy or a ScoringPolicy with an environment."
+        )
+    if isinstance(responses, str) or len(observations) != len(responses):
+        raise ValueError("responses must be a list with one text for each observation.")
+    training = policy.training
+    prompts = policy.encode_all([(observation, ()) for observation in observations])
+    batch = collate_demonstrations(prompts, policy.encode_responses(responses)).to(trunk.language_model.device)
+    try:
+        with torch.no_grad():
+            found = policy.evaluate(batch).logprobs
+    finally:
+        policy.train(training)
+    return [row[chosen] for row, chosen in zip(found, batch.response_mask, strict=True)]

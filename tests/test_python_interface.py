@@ -16,6 +16,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from tiny_runs import demonstrations, grpo, network, ppo, rollout_data, save_tiny_model, sft
+from transformers import AutoModelForCausalLM
 
 import lrl
 from lrl.api import QUIET, config_text
@@ -41,6 +42,37 @@ def test_every_name_of_the_interface_is_found_and_documented():
         assert re.search(rf"\b{name}\b", page), f"docs/python.md does not mention {name}"
     with pytest.raises(AttributeError, match="has no attribute 'GRPOModul'"):
         lrl.GRPOModul  # noqa: B018
+
+
+@pytest.mark.parametrize("chooses", [False, True])
+def test_logprobs_of_responses_equal_those_of_hugging_face(chooses, tmp_path):
+    folder = save_tiny_model(tmp_path)
+    model, prompt = lrl.LanguageModelConfig(name=folder), lrl.PromptTemplate(response_format="direct")
+    policy = lrl.ScoringPolicy(model, prompt) if chooses else lrl.TextPolicy(model, prompt, lrl.SamplingConfig())
+    with pytest.raises(ValueError, match="policy is a .*Policy; it must be a TextPolicy or a ScoringPolicy with an en"):
+        lrl.logprobs(policy, ["state 1"], ["LEFT"])
+    policy.connect(lrl.ExpertQRows().codec)
+    policy.configure()
+    policy.train()
+    observations, actions = ["state 1"] * 4 + ["state 2"] * 4, ["LEFT", "DOWN", "RIGHT", "UP"] * 2
+    responses = [policy.write(action, "") for action in actions]
+    found = lrl.logprobs(policy, observations, responses)
+    reference, tokenizer = AutoModelForCausalLM.from_pretrained(folder), policy.language_model.tokenizer
+    expected = []
+    for observation, response in zip(observations, responses, strict=True):
+        prompt = policy.encode(observation, ())
+        ids = [*tokenizer.encode_texts([response])[0], tokenizer.end_id]
+        logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        expected.append(logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].detach())
+    if chooses:
+        sums = torch.stack([tokens[:-1].sum() for tokens in expected]).view(2, 4)
+        expected = [*sums.log_softmax(1).view(8, 1)]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        assert not ours.requires_grad
+    assert policy.training
+    with pytest.raises(ValueError, match="responses must be a list with one text for each observation"):
+        lrl.logprobs(policy, observations, responses[:3])
 
 
 def test_the_trainer_has_the_settings_of_a_run_of_the_command_line():
