@@ -31,7 +31,9 @@ MISSION_WORDS = (*_WORDS, *COLORS, *OBJECTS[4:8])
 _CELL_SIZES = (len(OBJECTS), len(COLORS), len(DOOR_STATES))
 _CELL_ENDS = (len(OBJECTS), len(OBJECTS) + len(COLORS))
 SYMBOLIC_SIZE = VIEW_SIZE * VIEW_SIZE * sum(_CELL_SIZES) + len(MISSION_WORDS)
-"""Length of :func:`symbolic_view`."""
+"""Length of :func:`symbolic_view` without the last action."""
+NO_ACTION = 6
+"""Value of ``last_action`` in the first observation of an episode, and the number of actions."""
 
 _GOAL_OBJECT = re.compile(rf"((?:(?:{'|'.join(COLORS)}) )?(?:{'|'.join(OBJECTS[4:8])}))\b")
 """Matches an object in a goal, with its colour if there is one."""
@@ -71,18 +73,23 @@ class BabyAICodec(NamedActionsCodec):
 
         Args:
             observation: MiniGrid's dict with ``image``, uint8 ``(7, 7, 3)``, and ``mission``, a string; or a vector of
-                :func:`symbolic_view`, whose mission is shown as its set of words.
+                :func:`symbolic_view`, whose mission is shown as its set of words. ``last_action``, or its one-hot
+                code, adds ``You chose turn left``.
             context: unused.
 
         Raises:
             ValueError: If ``image`` is not an image of MiniGrid.
         """
         if isinstance(observation, np.ndarray):
-            cells = np.split(observation[: -len(MISSION_WORDS)].reshape(VIEW_SIZE, VIEW_SIZE, -1), _CELL_ENDS, axis=2)
-            words = [word for word, used in zip(MISSION_WORDS, observation[-len(MISSION_WORDS) :], strict=True) if used]
+            parts = np.split(observation, [SYMBOLIC_SIZE - len(MISSION_WORDS), SYMBOLIC_SIZE])
+            cells = np.split(parts[0].reshape(VIEW_SIZE, VIEW_SIZE, -1), _CELL_ENDS, axis=2)
+            words = [word for word, used in zip(MISSION_WORDS, parts[1], strict=True) if used]
             image = np.stack([kind.argmax(2) for kind in cells], axis=2).astype(np.uint8)
-            observation = {"image": image, "mission": " ".join(words)}
-        return "\n".join((f"Goal: {observation['mission']}", *describe_view(observation["image"])))
+            last = parts[2].argmax() if parts[2].any() else NO_ACTION
+            observation = {"image": image, "mission": " ".join(words), "last_action": last}
+        lines = [f"Goal: {observation['mission']}", *describe_view(observation["image"])]
+        last = int(observation.get("last_action", NO_ACTION))
+        return "\n".join(lines if last == NO_ACTION else [*lines, f"You chose {self._actions[last]}"])
 
     def summary(self, text: str) -> str:
         """Summarize where the first object of the goal is: ``red ball 2 left 1 forward``.
@@ -111,20 +118,22 @@ class BabyAICodec(NamedActionsCodec):
         return match.group(1) if match else "nothing"
 
 
-def symbolic_view(image: np.ndarray, mission: str) -> np.ndarray:
+def symbolic_view(image: np.ndarray, mission: str, last_action: int | None = None) -> np.ndarray:
     """Encode an observation of MiniGrid for networks.
 
     Args:
         image: object, colour and state of each cell, uint8 ``(column, row, 3)``.
         mission: the task in words.
+        last_action: the last action, or :data:`NO_ACTION`; None leaves it out.
 
     Returns:
         Object, colour and state of each cell, each one-hot, then for each of :data:`MISSION_WORDS` whether the mission
-        contains it; uint8 ``(SYMBOLIC_SIZE,)``.
+        contains it, then the last action, one-hot; uint8 ``(SYMBOLIC_SIZE,)``, or 6 more with ``last_action``.
     """
     cells = [np.eye(size, dtype=np.uint8)[image[:, :, index]] for index, size in enumerate(_CELL_SIZES)]
-    words = mission.replace(",", "").split()
-    return np.append(np.concatenate(cells, axis=2), np.isin(MISSION_WORDS, words).astype(np.uint8))
+    words = np.isin(MISSION_WORDS, mission.replace(",", "").split())
+    last = np.arange(0 if last_action is None else NO_ACTION) == last_action
+    return np.concatenate([np.concatenate(cells, axis=2).ravel(), words, last]).astype(np.uint8)
 
 
 def describe_view(image: np.ndarray) -> list[str]:

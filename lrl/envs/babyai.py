@@ -37,7 +37,7 @@ from minigrid.envs.babyai.core.verifier import (
 from minigrid.minigrid_env import MiniGridEnv
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
-from lrl.codecs.babyai import COLORS, HELD_OUT, SYMBOLIC_SIZE, VIEW_SIZE, symbolic_view
+from lrl.codecs.babyai import COLORS, HELD_OUT, NO_ACTION, SYMBOLIC_SIZE, VIEW_SIZE, symbolic_view
 
 # The partial view of a MiniGrid agent. ``MiniGridEnv.gen_obs`` copies a grid of objects, rotates it up to four times
 # and visits each cell several times. The code below visits each cell once, which takes a quarter of the time of
@@ -239,6 +239,7 @@ class LocalLevel(RoomGridLevel):
         max_steps: time limit; None selects ``room_size**2`` steps for ``goto`` and ``pickup``, and twice as many for
             other tasks: 64 and 128 in rooms of size 8.
         symbolic: observations are the vectors of :func:`symbolic_view`, for networks, instead of MiniGrid's dicts.
+        last_action: observations contain the last action, as a memory for policies without one.
         render_mode: render mode of MiniGrid; None disables rendering.
 
     Raises:
@@ -253,6 +254,7 @@ class LocalLevel(RoomGridLevel):
         room_size: int = 8,
         max_steps: int | None = None,
         symbolic: bool = False,
+        last_action: bool = False,
         render_mode: str | None = None,
     ) -> None:
         distractors = (num_distractors,) if isinstance(num_distractors, int) else tuple(num_distractors)
@@ -273,9 +275,11 @@ class LocalLevel(RoomGridLevel):
                 "mission": spaces.Text(max_length=128, charset=_MISSION_CHARACTERS),
             }
         )
-        self.symbolic = symbolic
+        if last_action:
+            self.observation_space.spaces["last_action"] = spaces.Discrete(NO_ACTION + 1)
+        self.symbolic, self.shows_last_action, self._last_action = symbolic, last_action, NO_ACTION
         if symbolic:
-            self.observation_space = spaces.Box(0, 1, (SYMBOLIC_SIZE,), np.uint8)
+            self.observation_space = spaces.Box(0, 1, (SYMBOLIC_SIZE + last_action * NO_ACTION,), np.uint8)
         self._bot: BabyAIBot | None = None
         self._bot_action = 0
 
@@ -283,12 +287,12 @@ class LocalLevel(RoomGridLevel):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sample a task and a room, both determined by ``seed``, and start an episode."""
-        self._bot = None
+        self._bot, self._last_action = None, NO_ACTION
         return super().reset(seed=seed, options=options)
 
     def step(self, action: SupportsInt) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Take an action from 0 to 5."""
-        action = int(action)
+        action = self._last_action = int(action)
         observation, native_reward, terminated, truncated, _ = super().step(action)
         reward = float(native_reward)
         truncated = truncated and not terminated
@@ -298,10 +302,11 @@ class LocalLevel(RoomGridLevel):
 
     def gen_obs(self) -> Any:
         """Return MiniGrid's dict of ``image``, uint8 ``(7, 7, 3)``, ``direction`` and ``mission``, or a vector."""
-        image = agent_view(self)
+        image, last = agent_view(self), self._last_action if self.shows_last_action else None
         if self.symbolic:
-            return symbolic_view(image, self.mission)
-        return {"image": image, "direction": self.agent_dir, "mission": self.mission}
+            return symbolic_view(image, self.mission, last)
+        observation = {"image": image, "direction": self.agent_dir, "mission": self.mission}
+        return observation if last is None else observation | {"last_action": last}
 
     def expert_action(self) -> int:
         """Return the action, from 0 to 5, of MiniGrid's bot in the current state.
