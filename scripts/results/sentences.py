@@ -212,6 +212,8 @@ _MEANS = {
     "all three": "babyai_means_all",
 }
 """Options that were run on BabyAI-Text, as the page names them, and their results."""
+_TEMPERATURES = {"1 (as in training)": "", "0.5": "_half", "0 (the most probable action)": "_greedy"}
+"""Temperatures at which policies of BabyAI-Text were evaluated, as the page names them, and parts of results' names."""
 _LAKE_SHARE = "reaches the goal in {}% of episodes"
 _EXPERIMENT = (
     "The first line appears after {} seconds of CPU time. The run takes {} minutes of CPU time and {} GB of memory. "
@@ -308,6 +310,13 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             text="the means are {} and {} on GoTo and Pickup with `tiny-lm`, {} and {}\nwith random weights, and {} "
             "and {} with `reader-lm`",
             figures=_five_distractors,
+        ),
+        *(
+            Sentence(
+                text=f"| {temperature} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |",
+                figures=lambda results, of=of: _mean_cells(results, f"babyai_reward_alone_random{of}_cells"),
+            )
+            for temperature, of in _TEMPERATURES.items()
         ),
         Sentence(
             text="turn credit (the runs above) has {}, {}, {}, {} and {} of 200 held-out episodes after 41,000 turns",
