@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch.callbacks import Checkpoint
@@ -29,8 +28,10 @@ from lrl.functional.distributed import read_checkpoint
 from lrl.lm.config import LanguageModelConfig
 from lrl.policies.actor import Actor
 from lrl.policies.policy import Policy
+from lrl.policies.scoring import ScoringPolicy
 from lrl.policies.text import TextPolicy
 from lrl.prompts import PromptTemplate
+from lrl.ranges import LateSettingError
 from lrl.registry import build, short_name
 from lrl.rollouts.examples import add_examples
 from lrl.training.checkpoint import CollectionCheckpoint
@@ -38,7 +39,7 @@ from lrl.training.module import PolicyModule, RunModule
 from lrl.training.progress import ConsoleProgress
 from lrl.training.resume import arguments_of, described
 from lrl.training.transcripts import Transcripts
-from lrl.types import SamplingConfig
+from lrl.types import History, SamplingConfig
 
 
 def train(
@@ -98,8 +99,8 @@ def train(
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
         if directory is not None:
             logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
-    except BaseException:
-        if directory is not None and not in_checkpoints.begun:
+    except BaseException as error:
+        if directory is not None and (not in_checkpoints.begun or isinstance(error, LateSettingError)):
             directory.discard()
         raise
     finally:
@@ -326,36 +327,56 @@ def evaluate(
             actor.connect_spaces(*spaces)
 
 
-def logprobs(policy: Policy, observations: Sequence[str], responses: Sequence[str]) -> list[Tensor]:
+def logprobs(
+    policy: Policy | PolicyModule,
+    observations: Sequence[str],
+    responses: Sequence[str],
+    histories: Sequence[History] | None = None,
+) -> list[Tensor]:
     """Compute how probable given responses are, for example those of a person or of another model.
 
     Args:
-        policy: a policy that writes or chooses texts, from :func:`load` or a module that was trained.
-        observations: text of the observation before each response; ``policy.codec`` writes native observations as text.
+        policy: a policy that writes or chooses texts, from :func:`load`, or a module that was trained.
+        observations: text of the observation before each response.
         responses: whole responses in the policy's format, such as ``policy.write("LEFT", "")``.
+        histories: the earlier turns of the episode for each response, oldest first, if the policy's prompt contains
+            any; None is the first turn of an episode.
 
     Returns:
         For each response, the log-probability of each token in nats, float ``(token,)``, at the temperature of
-        training. The last token is the one that ends the response. A policy that chooses has one number for each
+        training. The last token is the one with which sampling stops. A policy that chooses has one number for each
         response, the log-probability of the choice.
 
     Raises:
-        ValueError: If the policy neither writes nor chooses texts, there is not one response for each observation, or
-            the policy cannot write a response.
+        ValueError: If the policy neither writes nor chooses texts, there is not one text for each response, or the
+            policy cannot write a response.
     """
+    policy = policy.policy if isinstance(policy, PolicyModule) else policy
     trunk = policy.trunk if isinstance(policy, Policy) else None
     if trunk is None or policy.response_format is None or policy.codec is None:
         raise ValueError(
             f"policy is a {type(policy).__name__}; it must be a TextPolicy or a ScoringPolicy with an environment."
         )
-    if isinstance(responses, str) or len(observations) != len(responses):
-        raise ValueError("responses must be a list with one text for each observation.")
-    training = policy.training
-    prompts = policy.encode_all([(observation, ()) for observation in observations])
-    batch = collate_demonstrations(prompts, policy.encode_responses(responses)).to(trunk.language_model.device)
-    try:
-        with torch.no_grad():
-            found = policy.evaluate(batch).logprobs
-    finally:
-        policy.train(training)
+    histories = [()] * len(responses) if histories is None else histories
+    for name, given in (("observations", observations), ("responses", responses)):
+        if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
+            raise ValueError(f"{name} must be a list of texts.")
+    if not len(observations) == len(responses) == len(histories):
+        raise ValueError(
+            f"there are {len(observations)} observations, {len(responses)} responses and {len(histories)} histories; "
+            "there must be one of each for every response."
+        )
+    if not responses:
+        return []
+    policy.configure()
+    illegal = [one for one in responses if isinstance(policy, ScoringPolicy) and not policy.action_text(one)]
+    if illegal:
+        raise ValueError(f"responses has {illegal[0]!r}; for a ScoringPolicy it must be a legal action.")
+    encoded = policy.encode_responses(responses)
+    if isinstance(policy, TextPolicy):  # a stop text of several tokens is not followed by an end token in sampling
+        tokenizer = policy.language_model.tokenizer
+        encoded = [ids[:-1] if tokenizer.ends(ids[:-1], policy.stop_text) else ids for ids in encoded]
+    prompts = policy.encode_all([*zip(observations, histories, strict=True)])
+    batch = collate_demonstrations(prompts, encoded).to(trunk.language_model.device)
+    found = policy.in_passes(batch, lambda part: policy.evaluate(part).logprobs)
     return [row[chosen] for row, chosen in zip(found, batch.response_mask, strict=True)]

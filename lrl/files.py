@@ -135,18 +135,19 @@ def lock_folder(folder: Path, patience: float = 0.0) -> int | None:
         patience: number of seconds to wait for another process.
 
     Returns:
-        The descriptor, whose closing ends the lock; None if the file system has no locks.
+        The descriptor, for :func:`unlock_folder`; None if the file system has no locks.
 
     Raises:
         BlockingIOError: If another process holds the lock.
     """
-    descriptor, until = os.open(folder, os.O_RDONLY), time.monotonic() + patience
+    until = time.monotonic() + patience
     while True:
+        descriptor = os.open(folder, os.O_RDONLY)  # again each time, because the folder may be replaced meanwhile
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            os.close(descriptor)
             if time.monotonic() >= until:
-                os.close(descriptor)
                 raise
             time.sleep(0.1)
         except OSError:
@@ -154,3 +155,9 @@ def lock_folder(folder: Path, patience: float = 0.0) -> int | None:
             return None
         else:
             return descriptor
+
+
+def unlock_folder(descriptor: int) -> None:
+    """End a lock of :func:`lock_folder`, also for processes that have inherited the descriptor."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

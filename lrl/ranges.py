@@ -35,6 +35,11 @@ else:
 MAX_SEED = 2**63 - 1
 """Largest seed of an episode; seeds are signed 64-bit integers."""
 
+
+class LateSettingError(ValueError):
+    """Raised for a setting that only the first collection of a run can check; the run then leaves no directory."""
+
+
 RANGES: Mapping[str, str] = {
     "ClosedUnitInterval": "in [0, 1]",
     "HalfOpenUnitInterval": "in [0, 1)",

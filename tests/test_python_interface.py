@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -25,6 +26,7 @@ from lrl.evaluation.comparison import minutes_of
 from lrl.evaluation.load import load_policy
 from lrl.lm.config import LoRAConfig
 from lrl.ranges import check_values
+from lrl.types import PastTurn, RandomKeys
 
 CPU = {"accelerator": "cpu", "limit_val_batches": 0}
 
@@ -44,16 +46,23 @@ def test_every_name_of_the_interface_is_found_and_documented():
         lrl.GRPOModul  # noqa: B018
 
 
+def text_policy(folder, **prompt):
+    model = lrl.LanguageModelConfig(name=folder, lora=LoRAConfig(dropout=0.5))
+    sampling = lrl.SamplingConfig(temperature=0.7, max_new_tokens=8)
+    return lrl.TextPolicy(model, lrl.PromptTemplate(response_format="direct", **prompt), sampling)
+
+
 @pytest.mark.parametrize("chooses", [False, True])
 def test_logprobs_of_responses_equal_those_of_hugging_face(chooses, tmp_path):
     folder = save_tiny_model(tmp_path)
     model, prompt = lrl.LanguageModelConfig(name=folder), lrl.PromptTemplate(response_format="direct")
-    policy = lrl.ScoringPolicy(model, prompt) if chooses else lrl.TextPolicy(model, prompt, lrl.SamplingConfig())
+    policy = lrl.ScoringPolicy(model, prompt, temperature=0.7) if chooses else text_policy(folder)
     with pytest.raises(ValueError, match="policy is a .*Policy; it must be a TextPolicy or a ScoringPolicy with an en"):
         lrl.logprobs(policy, ["state 1"], ["LEFT"])
     policy.connect(lrl.ExpertQRows().codec)
     policy.configure()
     policy.train()
+    policy.language_model.eval()
     observations, actions = ["state 1"] * 4 + ["state 2"] * 4, ["LEFT", "DOWN", "RIGHT", "UP"] * 2
     responses = [policy.write(action, "") for action in actions]
     found = lrl.logprobs(policy, observations, responses)
@@ -63,16 +72,57 @@ def test_logprobs_of_responses_equal_those_of_hugging_face(chooses, tmp_path):
         prompt = policy.encode(observation, ())
         ids = [*tokenizer.encode_texts([response])[0], tokenizer.end_id]
         logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        logits = logits if chooses else logits / 0.7
         expected.append(logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].detach())
     if chooses:
         sums = torch.stack([tokens[:-1].sum() for tokens in expected]).view(2, 4)
-        expected = [*sums.log_softmax(1).view(8, 1)]
+        expected = [*(sums / 0.7).log_softmax(1).view(8, 1)]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         assert not ours.requires_grad
-    assert policy.training
-    with pytest.raises(ValueError, match="responses must be a list with one text for each observation"):
-        lrl.logprobs(policy, observations, responses[:3])
+    assert policy.training and not policy.language_model.training
+    assert lrl.logprobs(policy, [], []) == []
+
+
+def test_logprobs_of_sampled_responses_are_those_of_sampling(tmp_path):
+    policy = text_policy(save_tiny_model(tmp_path), stop="UP UP", history=1)
+    policy.connect(lrl.ExpertQRows().codec)
+    policy.configure()
+    number = 400
+    keys = RandomKeys(seed=0, purpose="test", collection=0, env=np.arange(number), turn=np.zeros(number, np.int64))
+    past = (PastTurn("state 1", "LEFT"),)
+    sampled = policy.act(["state 2"] * number, [past] * number, keys, policy.sampling)
+    ids = [row[mask].tolist() for row, mask in zip(sampled.inputs["response_ids"], sampled.response_mask, strict=True)]
+    same = [
+        row for row in range(number) if policy.encode_responses([sampled.actions[row]])[0][: len(ids[row])] == ids[row]
+    ]
+    ends_at_text = [row for row in same if sampled.actions[row].endswith("UP UP")]
+    chosen = [*same[:5], *ends_at_text[:5]]
+    assert ends_at_text and len(chosen) > 5
+    found = lrl.logprobs(
+        policy, ["state 2"] * len(chosen), [sampled.actions[row] for row in chosen], [past] * len(chosen)
+    )
+    for row, ours in zip(chosen, found, strict=True):
+        theirs = sampled.logprobs[row][sampled.response_mask[row]]
+        torch.testing.assert_close(ours[: len(theirs)], theirs, rtol=1e-4, atol=1e-4)
+        assert len(ours) == len(theirs) or row not in ends_at_text
+
+
+@pytest.mark.parametrize(
+    ("observations", "responses", "sentence"),
+    [
+        ("abcd", ["LEFT"] * 4, "observations must be a list of texts"),
+        (["a"], [None], "responses must be a list of texts"),
+        (["a"] * 2, ["LEFT"], "there are 2 observations, 1 responses and 1 histories; there must be one of each"),
+        (["a"], ["JUMP"], "responses has 'JUMP'; for a ScoringPolicy it must be a legal action"),
+    ],
+)
+def test_mistakes_in_the_arguments_of_logprobs_raise(observations, responses, sentence, tmp_path):
+    model = lrl.LanguageModelConfig(name=save_tiny_model(tmp_path))
+    policy = lrl.ScoringPolicy(model, lrl.PromptTemplate(response_format="direct"))
+    policy.connect(lrl.ExpertQRows().codec)
+    with pytest.raises(ValueError, match=sentence):
+        lrl.logprobs(policy, observations, responses)
 
 
 def test_the_trainer_has_the_settings_of_a_run_of_the_command_line():

@@ -34,7 +34,7 @@ from lrl.data.rollout_buffer import RolloutDataModule
 from lrl.evaluation.load import checkpoint_file
 from lrl.files import from_yaml, resolve_config, shipped
 from lrl.functional.distributed import read_checkpoint
-from lrl.ranges import check_seed
+from lrl.ranges import LateSettingError, check_seed
 from lrl.registry import enable_short_names, short_name
 from lrl.training.export import ExportModel
 from lrl.training.module import PolicyModule, RunModule
@@ -145,8 +145,6 @@ class SaveRunConfig(SaveConfigCallback):
     """The configuration as YAML, once the run directory or a checkpoint has it."""
     begun = False
     """Whether training or an evaluation has started."""
-    trained = False
-    """Whether a minibatch has been trained."""
     before = 0
     """Number of minibatches that were trained before this launch."""
 
@@ -159,12 +157,8 @@ class SaveRunConfig(SaveConfigCallback):
             self.run_directory.rewind(self.lengths)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record that the run has started: from now on its directory is kept, except after an invalid setting."""
+        """Record that the run has started. From now on only a ``LateSettingError`` removes its directory."""
         self.begun, self.before = True, _trained(trainer)
-
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        """Record that the first collection has passed all checks: from now on the directory is always kept."""
-        self.trained = True
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record that an evaluation has started."""
@@ -228,23 +222,14 @@ class LRLCLI(LightningCLI):
                 auto_configure_optimizers=False,  # the module creates its optimizer; --optimizer would be ignored
             )
         except BaseException as error:
-            if self.run_directory is not None and not self._has_results(error):
+            begun = any(callback.begun for callback in self._records) and not isinstance(error, LateSettingError)
+            if self.run_directory is not None and not begun:
                 self.run_directory.discard()
             elif self.run_directory is not None and self.subcommand == "fit" and self.trainer.is_global_zero:
                 self.run_directory.log_commands("resume")
-            raise
-        finally:
             if self.run_directory is not None:
                 self.run_directory.unlock()
-
-    def _has_results(self, error: BaseException) -> bool:
-        """Return whether the directory of a launch that failed is kept.
-
-        Some settings can be checked only in the first collection of a new run. If they are invalid, nothing is kept.
-        """
-        is_new = self.run_directory is not None and self.run_directory.earlier is None
-        is_setting = isinstance(error, ValueError) and self.subcommand in (None, "fit") and is_new
-        return any(one.trained or (one.begun and not is_setting) for one in self._records)
+            raise
 
     def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the subcommand that the command line names, or all four if it names none.
@@ -356,7 +341,7 @@ class LRLCLI(LightningCLI):
         is_fsdp = config.trainer.strategy == "fsdp"
         if is_fsdp:
             config.trainer.strategy = fsdp2()
-        check_settings(config.trainer, self.subcommand)
+        notes = [*self._notes, *check_settings(config.trainer, self.subcommand)]
         if isinstance(config.trainer.logger, Namespace):
             config.trainer.logger = [config.trainer.logger]
         loggers = config.trainer.logger if isinstance(config.trainer.logger, list) else []
@@ -376,7 +361,7 @@ class LRLCLI(LightningCLI):
         )
         if is_fsdp:  # the log begins with the run directory
             logging.getLogger("lrl").info("trainer.strategy fsdp: the weights are sharded by FSDP2")
-        for note in self._notes:
+        for note in notes:
             logging.getLogger("lrl").info(note)
         restarted = self.run_directory.restart_from() if trains else None
         if restarted is not None:
@@ -414,7 +399,10 @@ class LRLCLI(LightningCLI):
             twice = re.match(r"Found more than one stateful callback of type `(\w+)`", str(error))
             if twice is None:
                 raise
-            raise ValueError(f"trainer.callbacks has {twice[1]} twice; one of them must be removed.") from error
+            raise ValueError(
+                f"trainer.callbacks has {twice[1]} twice with the same state, such as the same monitor; one of them must "
+                "be removed."
+            ) from error
         set_data_parallel_size(trainer)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):  # Lightning 2.6.6 passes a setting that wandb 0.31 warns about
@@ -487,5 +475,9 @@ def run(args: Any = None, started: float | None = None, notes: Sequence[str] = (
     started = time.monotonic() if started is None else started
     with user_errors("lrl", args=sys.argv[1:] if args is None else args):
         done = LRLCLI(args, notes=notes)
-        logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
-        done.report()
+        try:
+            logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
+            done.report()
+        finally:
+            if done.run_directory is not None:
+                done.run_directory.unlock()

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +25,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lrl.evaluation.comparison import group_by_configuration, minutes_of, raised_limits, read_config
 from lrl.evaluation.statistics import RESULT_METRICS
-from lrl.files import checkout, is_replaced, lock_folder
+from lrl.files import checkout, is_replaced, lock_folder, unlock_folder
 from lrl.functional.distributed import read_checkpoint
 
 _VARIABLE = "LRL_RUN_DIRECTORY"
@@ -38,6 +38,7 @@ _RECORDS = (
     "metrics.csv",
     "events.out.*",
     "transcripts.*",
+    ".restart",
     "wandb",
 )
 """Files that a launch writes before its first update."""
@@ -50,7 +51,7 @@ _WHOLE = "whole_"
 _LOCKS: dict[Path, int] = {}
 """Descriptor of each run directory that this process has locked."""
 _PATIENCE = 5.0
-"""Number of seconds for which a launch waits for a directory: workers of a killed run may hold its lock."""
+"""Number of seconds for which a launch waits for a directory whose run is just ending."""
 _RESTART = ".restart"
 """File with the number of restarts of the Slurm job when the directory was last used."""
 
@@ -99,11 +100,24 @@ class RunDirectory:
             default = (beside.parent, f"{beside.name}-", "")
         path = Path(os.environ.get(_VARIABLE) or wanted or _default(*default)).resolve()
         first = _is_first()
-        others = [found for found in path.iterdir() if found.name != "run.log"] if path.is_dir() else []
         continues = _restarts() > 0 or (resumed is not None and _contains(path, Path(resumed).resolve()))
-        if first and not continues and (others or path.is_file()):  # another rank may have begun the log
-            raise ValueError(f"run_directory is {str(path)!r}, which is not empty; name a new one{advice}.")
         made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
+        not_empty = f"run_directory is {str(path)!r}, which is not empty; name a new one{advice}."
+        if first and path.is_file():
+            raise ValueError(not_empty)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if first:
+                _lock(path)
+            others = [
+                found for found in path.iterdir() if found.name != "run.log"
+            ]  # another rank may have begun the log
+            if first and not continues and others:
+                _unlock(path)
+                raise ValueError(not_empty)
+        except OSError as error:
+            _remove_empty(made)
+            raise ValueError(_not_written(path, error)) from error
         log = path / "run.log"
         run = cls(
             path,
@@ -115,20 +129,11 @@ class RunDirectory:
             run._begin(quiet=not first)
         except OSError as error:
             run.discard()
-            raise ValueError(
-                f"run_directory is {str(path)!r}, which cannot be written to ({error.strerror}); name another one."
-            ) from error
+            raise ValueError(_not_written(path, error)) from error
         return run
 
     def _begin(self, quiet: bool) -> None:
-        """Create the directory, keep the records of an earlier launch, and write the command and the commit.
-
-        Raises:
-            ValueError: If another process trains in the directory.
-        """
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not quiet:
-            self._lock()
+        """Keep the records of an earlier launch, and write the command and the commit."""
         os.environ[_VARIABLE] = str(self.path)  # read by the ranks that this process starts
         _start_log(self.path, quiet)
         if quiet:
@@ -143,22 +148,6 @@ class RunDirectory:
             (self.path / _RESTART).write_text(f"{_restarts()}\n", encoding="utf-8")
         logging.getLogger("lrl").info("run directory %s", os.path.relpath(self.path))
         logging.getLogger("lrl").debug("machine: %s", _machine())
-
-    def _lock(self) -> None:
-        """Keep other processes from writing to the directory until this process ends or calls :meth:`unlock`.
-
-        Raises:
-            ValueError: If another process writes to it.
-        """
-        self.unlock()
-        try:
-            descriptor = lock_folder(self.path, _PATIENCE)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"run_directory is {str(self.path)!r}, in which another run is going on; wait until it has ended."
-            ) from error
-        if descriptor is not None:
-            _LOCKS[self.path] = descriptor
 
     def restart_from(self) -> Path | None:
         """Return the newest checkpoint in the directory if a Slurm job was restarted; None if there is none.
@@ -267,8 +256,7 @@ class RunDirectory:
 
     def unlock(self) -> None:
         """Let other processes write to the directory."""
-        if self.path in _LOCKS:
-            os.close(_LOCKS.pop(self.path))
+        _unlock(self.path)
 
     def close(self) -> None:
         """Close ``run.log``, for a program that continues after the run, and let others use the directory."""
@@ -286,7 +274,6 @@ class RunDirectory:
 
         Files that lrl does not write are kept, and so is a directory that existed before, with its earlier records.
         """
-        self.unlock()
         if self.earlier is not None and self.earlier.exists():
             for record in self.earlier.iterdir():
                 os.replace(record, self.path / record.name.removeprefix(_WHOLE))
@@ -297,15 +284,48 @@ class RunDirectory:
         if self.logged is not None and log.is_file() and log.stat().st_size > self.logged:
             _stop_log()
             os.truncate(log, self.logged)  # otherwise a finished run would be read as one that is being continued
-        if self.made is None or (self.path / "checkpoints").exists():
-            return
-        _stop_log()
-        os.environ.pop(_VARIABLE, None)
-        for record in [found for name in _RECORDS for found in self.path.glob(name)]:
-            shutil.rmtree(record) if record.is_dir() else record.unlink()
-        for folder in self.made:
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        if self.made is not None and not (self.path / "checkpoints").exists():
+            _stop_log()
+            os.environ.pop(_VARIABLE, None)
+            for record in [found for name in _RECORDS for found in self.path.glob(name)]:
+                shutil.rmtree(record) if record.is_dir() else record.unlink()
+            _remove_empty(self.made)
+        self.unlock()
+
+
+def _lock(path: Path) -> None:
+    """Keep other processes from writing to a run directory until this process ends or calls :func:`_unlock`.
+
+    Raises:
+        ValueError: If another process writes to it.
+    """
+    _unlock(path)
+    try:
+        descriptor = lock_folder(path, _PATIENCE)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"run_directory is {str(path)!r}, in which another process is training; wait until it has ended."
+        ) from error
+    if descriptor is not None:
+        _LOCKS[path] = descriptor
+
+
+def _unlock(path: Path) -> None:
+    """Let other processes write to a run directory."""
+    if path in _LOCKS:
+        unlock_folder(_LOCKS.pop(path))
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders that are empty, innermost first."""
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _not_written(path: Path, error: OSError) -> str:
+    """Return the error for a run directory that cannot be written to."""
+    return f"run_directory is {str(path)!r}, which cannot be written to ({error.strerror}); name another one."
 
 
 def _environment(run: Path) -> Any:

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_compl
 from pathlib import Path
 
 from lrl.cli.command import command
-from lrl.files import lock_folder, replaced_name, resolve_config, write_whole
+from lrl.files import lock_folder, replaced_name, resolve_config, unlock_folder, write_whole
 from lrl.ranges import PositiveInt
 
 _KEPT = ("*.ckpt", ".*.ckpt.old", "earlier", "proposals.jsonl")
@@ -189,7 +189,7 @@ def train_all(runs: Mapping[Path, list[str]], folder: Path, jobs: int, name: str
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     if lock is not None:
-        os.close(lock)
+        unlock_folder(lock)
     return errors
 
 

@@ -26,15 +26,18 @@ _LIMITS = {
 """Settings of the trainer that must not be 0, because the subcommand would do nothing."""
 
 
-def check_settings(trainer: Namespace, subcommand: str | None) -> None:
+def check_settings(trainer: Namespace, subcommand: str | None) -> list[str]:
     """Check the settings of the trainer, and remove callbacks that another setting replaces or disables.
 
-    A later callback replaces an earlier one of the same class of lrl. The checkpoint callback is removed if
-    ``enable_checkpointing`` is false.
+    A later callback replaces an earlier one of the same class, if lrl uses one of this class by default. The checkpoint
+    callback is removed if ``enable_checkpointing`` is false.
 
     Args:
         trainer: the configuration of the trainer; its ``callbacks`` are changed in place.
         subcommand: the subcommand; None is the same as ``fit``.
+
+    Returns:
+        A sentence for each callback that was replaced.
 
     Raises:
         ValueError: If a setting would be ignored.
@@ -63,17 +66,30 @@ def check_settings(trainer: Namespace, subcommand: str | None) -> None:
     if trainer.enable_checkpointing is False:
         name = CollectionCheckpoint.__name__
         callbacks = [part for part in callbacks if part.class_path.rpartition(".")[2] != name]
-    trainer.callbacks = _last_of_each(callbacks)
+    trainer.callbacks, notes = _last_of_each(callbacks)
+    return notes
 
 
-def _last_of_each(callbacks: list[Namespace]) -> list[Namespace]:
-    """Return callbacks in which a later one takes the place of an earlier one of the same class of lrl."""
+def _last_of_each(callbacks: list[Namespace]) -> tuple[list[Namespace], list[str]]:
+    """Return callbacks in which a later one takes the place of an earlier default one, and sentences that say so."""
     last: dict[Any, Namespace] = {}
+    notes = list[str]()
     for number, part in enumerate(callbacks):
-        last[part.class_path if part.class_path.startswith("lrl.") else number] = part
-    return list(last.values())
+        name = part.class_path.rpartition(".")[2]
+        key = part.class_path if name in _DEFAULT_CALLBACKS else number
+        before = last.get(key)
+        if before is not None:
+            given, former = (vars(one.get("init_args") or Namespace()) for one in (part, before))
+            changed = [f"{one} is {given[one]}, not {former[one]}" for one in given if given[one] != former.get(one)]
+            notes.append(
+                f"trainer.callbacks: {name} replaces an earlier one; {', '.join(changed) or 'nothing'} changes."
+            )
+        last[key] = part
+    return list(last.values()), notes
 
 
+_DEFAULT_CALLBACKS = ("ConsoleProgress", "Transcripts", "CollectionCheckpoint")
+"""The callbacks of ``configs/base.yaml``, of which a run has one each."""
 _LEAST = {"gradient_clip_val": 0, "check_val_every_n_epoch": 1, "log_every_n_steps": 0}
 """Smallest values of settings for which Lightning takes any number."""
 _MAX_DEVICES = 2**16

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrl.ranges import ClosedUnitInterval, check_fields
+from lrl.ranges import ClosedUnitInterval, LateSettingError, check_fields
 from lrl.types import Credit, Rollout
 
 Reduce = Callable[[Tensor], Tensor]
@@ -300,12 +300,12 @@ def check_episodes(rollout: Rollout, method: str, single: bool = False) -> None:
         single: whether each environment must have played exactly one episode.
 
     Raises:
-        ValueError: If an episode has not ended, or if ``single`` is true and an environment has played more than one
-            episode.
+        LateSettingError: If an episode has not ended, or if ``single`` is true and an environment has played more than
+            one episode.
     """
     ended = rollout.terminated | rollout.truncated
     if bool((rollout.cut & ~ended).any()) or (single and bool((ended.sum(0) > 1).any())):
-        raise ValueError(
+        raise LateSettingError(
             f"data.num_steps is {len(rollout.rewards)}; it must be null, because {method} needs whole episodes."
         )
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from lrl.codecs.codec import TextCodec
-from lrl.faults import reason_of
-from lrl.ranges import check_arguments
+from lrl.faults import full_disk, out_of_memory, reason_of
 
 TIE_TOLERANCE = 1e-6
 """Relative difference below which two values are a tie."""
@@ -62,7 +64,8 @@ class Reward(ABC):
     """Whether the reward depends on the text of a response, which policies with native actions do not write."""
 
     def __init__(self, weight: float = 1.0) -> None:
-        check_arguments(Reward.__init__, {"weight": weight}, type(self).__name__)
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not math.isfinite(weight):
+            raise ValueError(f"{type(self).__name__}.weight is {weight!r}; it must be a finite number.")
         self.weight = float(weight)
 
     def connect(self, codec: TextCodec, response_format: str | None, row: Row) -> None:
@@ -120,8 +123,8 @@ def check_rewards(rewards: Any) -> tuple[Reward, ...]:
     names = [reward.name for reward in rewards]
     if not names or len(set(names)) < len(names):
         raise ValueError(
-            f"env.rewards is {names}; it must contain at least one reward, and each must have another name: a subclass "
-            "can set it."
+            f"env.rewards is {names}; it must contain at least one reward, and names must be unique: set name in a "
+            "subclass to use a class twice."
         )
     return tuple(rewards)
 
@@ -136,15 +139,19 @@ def compute_reward(
     """
     start = f"env.rewards: {type(reward).__name__}"
     try:
-        returned = reward(rows, responses, actions)
+        returned: Any = reward(rows, responses, actions)
     except Exception as error:
-        if isinstance(error, ValueError) and type(reward).__module__.startswith("lrl."):
+        if type(reward).__module__.startswith("lrl.") or out_of_memory(error) or full_disk(error):
             raise
         raise ValueError(f"{start} raised {reason_of(error)}.") from error
     try:
+        if hasattr(returned, "detach"):  # a tensor, perhaps on another device or in 16 bits
+            returned = returned.detach().float().cpu().numpy()
         values = np.asarray(returned)
     except Exception as error:
-        raise ValueError(f"{start} returned {_shown(returned)}, which is no array: {reason_of(error)}.") from error
+        raise ValueError(
+            f"{start} returned {_shown(returned)}, which cannot be converted to an array: {reason_of(error)}."
+        ) from error
     if values.dtype.kind not in "biuf":
         raise ValueError(f"{start} returned {_shown(returned)}; it must return one number for each response.")
     if values.shape != (len(rows),):
@@ -154,7 +161,8 @@ def compute_reward(
         )
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise ValueError(f"{start} is {values[row]} for the response {responses[row]!r}; it must be finite.")
+        answer = textwrap.shorten(responses[row], 80) or actions[row]
+        raise ValueError(f"{start} is {values[row]} for the response {answer!r}; it must be finite.")
     return values.astype(np.float64)
 
 

@@ -17,7 +17,7 @@ import lrl.cli.main
 import lrl.cli.run_directory
 from lrl.cli.run_directory import RunDirectory, _unused
 from lrl.evaluation.comparison import minutes_of
-from lrl.files import lock_folder
+from lrl.files import lock_folder, unlock_folder
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.collect import VectorEnvRollouts
 
@@ -68,13 +68,26 @@ def test_the_directory_of_a_failed_launch_can_be_reused(launch, tmp_path):
         assert "collection 1" not in said and not run.parent.exists()
 
 
-def test_a_setting_that_only_the_first_collection_can_check_leaves_no_directory(launch, tmp_path):
+@pytest.mark.parametrize("job", [None, "5"])
+def test_a_setting_that_only_the_first_collection_can_check_leaves_no_directory(launch, tmp_path, monkeypatch, job):
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
     run = tmp_path / "runs" / "one"
     settings = ["--run_directory", run, "--model.init_args.credit.kind", "bandit"]
     reason = "data.num_steps is 4; it must be null, because bandit credit needs whole episodes"
     for _ in range(2):
-        status, _, said = launch("fit", *settings, "--trainer.callbacks+", "Transcripts")
+        status, _, said = launch("fit", *settings)
         assert status == 2 and reason in said and not run.parent.exists()
+
+
+def test_the_directory_of_a_run_with_another_error_in_its_first_collection_is_kept(launch, tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError("a wrong reward")
+
+    monkeypatch.setattr(VectorEnvRollouts, "on_train_epoch_start", fail)
+    run = tmp_path / "run"
+    status, _, said = launch("fit", "--run_directory", run)
+    assert status == 2 and "a wrong reward" in said and "a wrong reward" in (run / "run.log").read_text()
 
 
 def test_an_existing_directory_and_files_of_a_user_are_kept(launch, tmp_path):
@@ -211,15 +224,24 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
 
 
 def test_a_directory_is_used_by_one_process_at_a_time(launch, tmp_path, monkeypatch):
-    run = tmp_path / "run"
-    assert launch("fit", "--run_directory", run)[0] == 0
+    run, collect, held = tmp_path / "run", VectorEnvRollouts.on_train_epoch_start, []
+
+    def try_to_lock(*given):
+        with pytest.raises(BlockingIOError):
+            lock_folder(run)
+        held.append(True)
+        collect(*given)
+
+    monkeypatch.setattr(VectorEnvRollouts, "on_train_epoch_start", try_to_lock)
+    assert launch("fit", "--run_directory", run)[0] == 0 and held
+    monkeypatch.setattr(VectorEnvRollouts, "on_train_epoch_start", collect)
     files = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name != "run.log"}
     monkeypatch.setattr(lrl.cli.run_directory, "_PATIENCE", 0.1)
     again = ("--ckpt_path", run / "checkpoints" / "last.ckpt", "--run_directory", run, "--trainer.max_epochs", "2")
     held = lock_folder(run)
     status, _, said = launch("fit", *again)
-    os.close(held)
-    assert status == 2 and f"run_directory is '{run}', in which another run is going on; wait until it has" in said
+    unlock_folder(held)
+    assert status == 2 and f"run_directory is '{run}', in which another process is training; wait until" in said
     assert {file: file.read_bytes() for file in files} == files and not (run / "earlier").exists()
     assert launch("fit", *again)[0] == 0
 

@@ -242,7 +242,8 @@ REFUSED_SWEEP = {
     ),
     "the same callback twice": (
         callback("EarlyStopping", monitor="val/return") * 2,
-        "trainer.callbacks has EarlyStopping twice; one of them must be removed.",
+        "trainer.callbacks has EarlyStopping twice with the same state, such as the same monitor; one of them must be "
+        "removed.",
     ),
     "a duration in words": (
         callback("ModelCheckpoint", train_time_interval="an hour"),

@@ -159,7 +159,7 @@ def test_invalid_input_raises() -> None:
         PromptEnvs(FewRows(0), [FormatReward()]).make(1, "direct")
     with pytest.raises(ValueError, match="env.rewards is"):
         PromptEnvs(FewRows(), [])
-    with pytest.raises(ValueError, match="each must have another name"):
+    with pytest.raises(ValueError, match="names must be unique"):
         PromptEnvs(FewRows(), [OptimalActionReward(), InvalidActionReward(), OptimalActionReward()])
     with pytest.raises(ValueError, match=r"'episode'.*\(2,\)"):
         make(2).reset(options={"episode": np.arange(3)})
@@ -187,7 +187,16 @@ class _NoWeight(_Own):
         self.returned = [1.0]
 
 
-@pytest.mark.parametrize("returned", [[1, 0], np.array([True, False]), torch.tensor([1.0, 0.0]), (1.0, 0.0)])
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1, 0],
+        np.array([True, False]),
+        torch.tensor([1.0, 0.0], requires_grad=True),
+        torch.tensor([1, 0]).bfloat16(),
+        (1.0, 0.0),
+    ],
+)
 def test_what_a_reward_returns_is_converted(returned):
     env = PromptEnvs(FewRows(), [_Own(returned, weight=0.5)]).make(2, "direct")
     _, rewards, _, _, infos = env.step(("LEFT",) * 2)
@@ -209,8 +218,9 @@ def test_what_a_reward_returns_is_converted(returned):
         ([None, 1.0], "returned a list; it must return one number"),
         (["1", "2"], "returned a list; it must return one number"),
         (np.array([1j, 0]), "returned a ndarray; it must return one number"),
-        ([[1.0], [1.0, 2.0]], "returned a list, which is no array: ValueError: setting an array element"),
+        ([[1.0], [1.0, 2.0]], "returned a list, which cannot be converted to an array: ValueError: setting"),
         ([1.0, np.nan], "env.rewards: _Own is nan for the response 'RIGHT'; it must be finite"),
+        (lambda rows: torch.tensor(float("nan")).expand(2), "env.rewards: _Own is nan for the response 'LEFT'"),
         (lambda rows: {}["key"], "env.rewards: _Own raised KeyError: 'key'"),
         (lambda rows: float("x"), "env.rewards: _Own raised ValueError: could not convert string to float: 'x'"),
     ],
@@ -236,9 +246,9 @@ def test_mistakes_in_the_list_of_rewards_raise(rewards, sentence):
         PromptEnvs(FewRows(), rewards)
 
 
-@pytest.mark.parametrize("weight", [math.nan, math.inf, "a"])
+@pytest.mark.parametrize("weight", [math.nan, math.inf, "a", None, True])
 def test_the_weight_of_a_reward_must_be_a_number(weight):
-    with pytest.raises(ValueError, match=f"_Own.weight is {weight!r}; it must be a number"):
+    with pytest.raises(ValueError, match=f"_Own.weight is {weight!r}; it must be a finite number"):
         _Own([1.0], weight)
 
 
