@@ -400,8 +400,8 @@ class LRLCLI(LightningCLI):
             if twice is None:
                 raise
             raise ValueError(
-                f"trainer.callbacks has {twice[1]} twice with the same state, such as the same monitor; one of them must "
-                "be removed."
+                f"trainer.callbacks has {twice[1]} twice with the same state, such as the same monitor; one of them "
+                "must be removed."
             ) from error
         set_data_parallel_size(trainer)
         for logger in trainer.loggers:

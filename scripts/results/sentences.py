@@ -214,6 +214,13 @@ _MEANS = {
 """Options that were run on BabyAI-Text, as the page names them, and their results."""
 _TEMPERATURES = {"1 (as in training)": "", "0.5": "_half", "0 (the most probable action)": "_greedy"}
 """Temperatures at which policies of BabyAI-Text were evaluated, as the page names them, and parts of results' names."""
+_MEMORIES = {
+    "view only, 1": "",
+    "view only, 0": "_greedy",
+    "view and last action, 1": "_last_action",
+    "view and last action, 0": "_last_action_greedy",
+}
+"""Observations and temperatures of the network on BabyAI, as the page names them, and parts of results' names."""
 _LAKE_SHARE = "reaches the goal in {}% of episodes"
 _EXPERIMENT = (
     "The first line appears after {} seconds of CPU time. The run takes {} minutes of CPU time and {} GB of memory. "
@@ -252,6 +259,10 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             ],
         ),
         Sentence(text=_EXPERIMENT, figures=_experiment),
+        Sentence(
+            text="a network that also\nobserves its last action has {} with 0 to 5 distractors",
+            figures=lambda results: [f"{final_values(results['babyai_ppo_mlp_last_action']).mean():.2f}"],
+        ),
         Sentence(
             text="On CartPole the network had {} steps, and the language model up to {} with a stop at {}",
             figures=lambda _: _cartpole_limits(),
@@ -317,6 +328,19 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
                 figures=lambda results, of=of: _mean_cells(results, f"babyai_reward_alone_random{of}_cells"),
             )
             for temperature, of in _TEMPERATURES.items()
+        ),
+        *(
+            Sentence(
+                text=f"| {name} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |",
+                figures=lambda results, of=of: _mean_cells(results, f"babyai_ppo_mlp{of}_cells"),
+            )
+            for name, of in _MEMORIES.items()
+        ),
+        Sentence(
+            text="It ends at {}, {}, {}, {} and\n{}; the mean of the five differences is {} ({} to {}, bootstrap over",
+            figures=lambda results: _with_difference(
+                *(_last_values(results[f"babyai_ppo_mlp{of}"], range(5)) for of in ("_last_action", ""))
+            ),
         ),
         Sentence(
             text="turn credit (the runs above) has {}, {}, {}, {} and {} of 200 held-out episodes after 41,000 turns",
