@@ -168,7 +168,9 @@ def sentence_of(error: Exception) -> str | None:
     if not isinstance(error, _user_error_types()) and part is None:
         return None
     place = _place_in_user_code(error) if isinstance(error, (ValueError, ArgumentError)) else ""
-    sentence = in_a_sentence(str(error)) + place
+    sentence = in_a_sentence(str(error))
+    if place:
+        sentence = f"{sentence.removesuffix('.')}{place}{'.' if sentence.endswith('.') else ''}"
     return sentence if part is None or part in sentence else f"{part}: {sentence}"
 
 

@@ -80,12 +80,17 @@ def _last_of_each(callbacks: list[Namespace]) -> tuple[list[Namespace], list[str
         before = last.get(key)
         if before is not None:
             given, former = (vars(one.get("init_args") or Namespace()) for one in (part, before))
-            changed = [f"{one} is {given[one]}, not {former[one]}" for one in given if given[one] != former.get(one)]
-            notes.append(
-                f"trainer.callbacks: {name} replaces an earlier one; {', '.join(changed) or 'nothing'} changes."
-            )
+            changed = [one for one in given if given[one] != former.get(one)]
+            details = [f"{one} is {_written(given[one])} instead of {_written(former.get(one))}" for one in changed]
+            details = details or ["nothing changes"]
+            notes.append(f"trainer.callbacks: {name} replaces an earlier one; {', '.join(details)}.")
         last[key] = part
     return list(last.values()), notes
+
+
+def _written(value: Any) -> str:
+    """Return a value as it is written in a configuration."""
+    return "null" if value is None else str(value)
 
 
 _DEFAULT_CALLBACKS = ("ConsoleProgress", "Transcripts", "CollectionCheckpoint")

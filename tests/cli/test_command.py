@@ -121,9 +121,9 @@ def test_an_error_of_the_library_names_the_option_of_its_setting(error, sentence
 
     with pytest.raises(SystemExit) as end:
         command(fail)("lrl fail", [])
-    place = "" if status == 130 else " (test_command.py, line 119)"  # of the function, which is not part of lrl
+    place = "" if status == 130 else " (test_command.py, line 119)."  # of the function, which is not part of lrl
     printed = re.sub(r"line \d+", "line 119", capsys.readouterr().err)
-    assert end.value.code == status and printed == f"lrl fail: {sentence}{place}\n"
+    assert end.value.code == status and printed == f"lrl fail: {sentence.removesuffix('.')}{place}\n"
 
 
 def test_an_option_that_takes_one_word_each_time_may_stand_before_the_positional_arguments(capsys):

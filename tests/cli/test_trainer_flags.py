@@ -76,6 +76,11 @@ def trained(run, algorithm="ppo"):
     return rows(run) == 2 and steps(run) == {"ppo": STEPS, "trpo": 2}[algorithm]
 
 
+def log(run):
+    return (run / "run.log").read_text()
+
+
+REPLACED = "trainer.callbacks: CollectionCheckpoint replaces an earlier one; monitor is val/return instead of null.\n"
 ALL = [f"epoch={epoch}-step={4 * (epoch + 1)}.ckpt" for epoch in range(2)]
 WORKS = {
     "fast_dev_run": (flag("fast_dev_run", True), lambda run: not {"checkpoints", "metrics.csv"} & names(run)),
@@ -93,7 +98,7 @@ WORKS = {
     ),
     "a callback in place of the default one of its class": (
         callback("CollectionCheckpoint", monitor="val/return"),
-        lambda run: trained(run) and saved(run) == ["best.ckpt", "last.ckpt"],
+        lambda run: trained(run) and saved(run) == ["best.ckpt", "last.ckpt"] and REPLACED in log(run),
     ),
     "a single logger": (
         [*flag("logger", "CSVLogger"), *flag("logger.save_dir", "elsewhere")],
