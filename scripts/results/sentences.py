@@ -260,7 +260,7 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
         ),
         Sentence(text=_EXPERIMENT, figures=_experiment),
         Sentence(
-            text="a network that also\nobserves its last action has {} with 0 to 5 distractors",
+            text="a network that also observes its last action has\n{} with 0 to 5 distractors",
             figures=lambda results: [f"{final_values(results['babyai_ppo_mlp_last_action']).mean():.2f}"],
         ),
         Sentence(
