@@ -76,11 +76,19 @@ def read_transcripts(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 
 def _check(episode: Mapping[str, Any]) -> None:
     """Raise a ValueError, KeyError or TypeError if an episode lacks what is shown of it."""
-    numbers = [episode["return"], episode["collection"], *(turn["reward"] for turn in episode["turns"])]
+    numbers = [episode["return"], episode["collection"]]
+    for turn in episode["turns"]:
+        numbers += [turn["reward"], *dict(turn.get("reward_terms", {})).values()]
     if not all(isinstance(number, (int, float)) for number in numbers) or any(
         "response" not in turn for turn in episode["turns"]
     ):
         raise ValueError("returns, collections and rewards must be numbers, and each turn must have a response.")
+
+
+def reward_text(turn: Mapping[str, Any]) -> str:
+    """Return the reward of a turn and its terms, such as ``reward 0.900 (format 1.000, expert_q 0.800)``."""
+    terms = ", ".join(f"{name} {value:.3f}" for name, value in turn.get("reward_terms", {}).items())
+    return f"reward {turn['reward']:.3f}" + (f" ({terms})" if terms else "")
 
 
 def chosen_episodes(episodes: Sequence[dict[str, Any]]) -> Iterator[ShownEpisode]:
@@ -161,7 +169,7 @@ def _shown_turn(turn: Mapping[str, Any], scale: float) -> ShownTurn:
         share = max(-1.0, min(1.0, known.get("advantages", 0.0) / scale))
         tokens.append(Token(text=str(text), advantage=share, change=change, title=title))
     return ShownTurn(
-        head=f"turn {turn.get('turn', '?')}, reward {turn.get('reward', math.nan):.3g}"
+        head=f"turn {turn.get('turn', '?')}, {reward_text(turn)}"
         + (", invalid action" if turn.get("valid") is False else ""),
         observation=str(turn.get("observation", ""))[:_MAX_CHARACTERS],
         response=response[:_MAX_CHARACTERS],

@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lrl.evaluation.report_episodes import reward_text
 from lrl.faults import appending
 from lrl.functional.distributed import shards_parameters
 from lrl.policies.policy import Policy
@@ -36,11 +37,12 @@ class Transcripts(L.Callback):
     checkpoint within a collection contains them, because a resumed run trains on the stored turns without playing the
     episodes again.
 
-    The text counts collections from 1, like the terminal, and ``transcripts.jsonl`` from 0, like ``groups.csv``. Turns
-    in ``transcripts.jsonl`` also have ``valid``, which says whether the action is valid, and lists with one element per
-    sampled token: ``tokens``, their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after
-    training on the collection; ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no
-    ``tokens``, because its only token is the action. ``new_logprobs`` are missing if the weights are sharded.
+    The text counts collections from 1, like the terminal, and ``transcripts.jsonl`` from 0, like ``groups.csv``. If the
+    reward has terms, both contain the terms of each turn, without their weights. Turns in ``transcripts.jsonl`` also
+    have ``valid``, which says whether the action is valid, and lists with one element per sampled token: ``tokens``,
+    their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after training on the collection;
+    ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no ``tokens``, because its
+    only token is the action. ``new_logprobs`` are missing if the weights are sharded.
 
     Args:
         every_n_collections: one in this many collections is written, beginning with the first.
@@ -148,8 +150,8 @@ def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
 def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     rows = (rollout.active.flatten().cumsum(0) - 1).view_as(rollout.active)[:, env].tolist()
-    valid = rollout.metrics.get("action_valid")  # in the order of the rows
-    valid = None if valid is None or len(valid) != rollout.num_turns else valid.tolist()
+    by_row = {name: values.tolist() for name, values in rollout.metrics.items() if len(values) == rollout.num_turns}
+    terms = {name.removeprefix("reward/"): by_row[name] for name in by_row if name.startswith("reward/")}
     times = rollout.active[:, env].nonzero()[:, 0].tolist()
     for time in times:
         turns.append(
@@ -162,8 +164,10 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
             }
         )
-        if valid is not None:
-            turns[-1]["valid"] = bool(valid[rows[time]])
+        if terms:
+            turns[-1]["reward_terms"] = {name: values[rows[time]] for name, values in terms.items()}
+        if "action_valid" in by_row:
+            turns[-1]["valid"] = bool(by_row["action_valid"][rows[time]])
         terminated, truncated = bool(rollout.terminated[time, env]), bool(rollout.truncated[time, env])
         if terminated or truncated or time == times[-1]:
             yield {
@@ -244,7 +248,7 @@ def readable(collection: int, episode: Mapping[str, Any]) -> str:
     end = next((end for end in ("terminated", "truncated") if episode[end]), "goes on")
     head = f"=== collection {collection + 1}, environment {episode['env']}: return {episode['return']:.3f}, {end}\n"
     turns = [
-        f"--- turn {turn['turn']}\n{turn['observation']}\n>>> {turn['response']}\n    reward {turn['reward']:.3f}\n"
+        f"--- turn {turn['turn']}\n{turn['observation']}\n>>> {turn['response']}\n    {reward_text(turn)}\n"
         for turn in episode["turns"]
     ]
     return head + "".join(turns) + "\n"

@@ -9,8 +9,12 @@ import pytest
 import tiny_runs
 
 from lrl.envs.factory import GymnasiumEnvs
+from lrl.envs.frozen_lake import ExpertQRows
+from lrl.envs.prompt_env import PromptEnvs
+from lrl.evaluation.report_episodes import chosen_episodes, read_transcripts
 from lrl.faults import DiskFullError
 from lrl.policies.baselines import RandomActor
+from lrl.rewards.reward import Reward
 from lrl.training import transcripts
 from lrl.training.collect import CollectionPlan, EpisodeCollector, FixedHorizonCollector
 from lrl.training.transcripts import Transcripts, episodes_of, write_episodes
@@ -93,3 +97,46 @@ def test_turns_have_the_numbers_of_their_tokens_before_and_after_training(tiny_m
         for name, values in found.items():
             np.testing.assert_allclose(turn[name], values[row, :count], rtol=1e-3, err_msg=name)
     assert len(turns) == 4 and any(turn["logprobs"] != turn["new_logprobs"] for turn in turns)
+
+
+class StateReward(Reward):
+    """A reward that differs between the states."""
+
+    name = "state"
+
+    def __call__(self, rows, responses, actions):
+        return np.array([float(row.state) for row in rows])
+
+
+class ResponseReward(StateReward):
+    name = "response"
+
+    def __call__(self, rows, responses, actions):
+        return np.array([float(len(response)) for response in responses])
+
+
+def test_the_terms_of_a_reward_are_those_of_each_turn(tmp_path):
+    envs = PromptEnvs(ExpertQRows(), [StateReward(weight=2.0), ResponseReward(weight=0.5)])
+    plan = CollectionPlan(seed=0, collection=0, num_groups=6, group_size=2)
+    policy = RandomActor("direct")
+    policy.has_critic = False
+    policy.connect(envs.codec)
+    rollout = EpisodeCollector(policy, envs.make(12, "direct")).collect(plan)
+    write_episodes(tmp_path, 0, list(episodes_of(rollout, 12)))
+    episodes = read_transcripts(tmp_path / "transcripts.jsonl", problems := [])
+    turns = [turn for episode in episodes for turn in episode["turns"]]
+    for turn in turns:
+        terms = turn["reward_terms"]
+        assert terms.keys() == {"state", "response"} and terms["response"] == len(turn["response"])
+        assert turn["reward"] == pytest.approx(2 * terms["state"] + 0.5 * terms["response"])
+    assert len({turn["reward_terms"]["state"] for turn in turns}) > 2 and not problems
+    terms = turns[0]["reward_terms"]
+    line = f"reward {turns[0]['reward']:.3f} (response {terms['response']:.3f}, state {terms['state']:.3f})\n"
+    assert line in (tmp_path / "transcripts.txt").read_text()
+    assert all("(response " in shown.turns[0].head for shown in chosen_episodes(episodes))
+
+
+def test_damaged_terms_are_a_damaged_line(tmp_path):
+    turn = {"response": "", "reward": 0.0, "reward_terms": "state"}
+    (tmp_path / "lines").write_text(json.dumps({"return": 0.0, "collection": 0, "turns": [turn]}) + "\n")
+    assert not read_transcripts(tmp_path / "lines", problems := []) and "1 line" in problems[0]
