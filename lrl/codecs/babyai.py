@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,9 @@ MISSION_WORDS = (*_WORDS, *COLORS, *OBJECTS[4:8])
 _CELL_SIZES = (len(OBJECTS), len(COLORS), len(DOOR_STATES))
 _CELL_ENDS = (len(OBJECTS), len(OBJECTS) + len(COLORS))
 SYMBOLIC_SIZE = VIEW_SIZE * VIEW_SIZE * sum(_CELL_SIZES) + len(MISSION_WORDS)
-"""Length of :func:`symbolic_view` without the last action."""
+"""Length of :func:`symbolic_view` without last actions."""
 NO_ACTION = 6
-"""Value of ``last_action`` in the first observation of an episode, and the number of actions."""
+"""Number of actions, and the value in ``last_actions`` of turns before an episode's first."""
 
 _GOAL_OBJECT = re.compile(rf"((?:(?:{'|'.join(COLORS)}) )?(?:{'|'.join(OBJECTS[4:8])}))\b")
 """Matches an object in a goal, with its colour if there is one."""
@@ -73,8 +73,8 @@ class BabyAICodec(NamedActionsCodec):
 
         Args:
             observation: MiniGrid's dict with ``image``, uint8 ``(7, 7, 3)``, and ``mission``, a string; or a vector of
-                :func:`symbolic_view`, whose mission is shown as its set of words. ``last_action``, or its one-hot
-                code, adds ``You chose turn left``.
+                :func:`symbolic_view`, whose mission is shown as its set of words. ``last_actions``, or their one-hot
+                codes, add ``You chose turn left, go forward`` with the newest action last.
             context: unused.
 
         Raises:
@@ -85,11 +85,12 @@ class BabyAICodec(NamedActionsCodec):
             cells = np.split(parts[0].reshape(VIEW_SIZE, VIEW_SIZE, -1), _CELL_ENDS, axis=2)
             words = [word for word, used in zip(MISSION_WORDS, parts[1], strict=True) if used]
             image = np.stack([kind.argmax(2) for kind in cells], axis=2).astype(np.uint8)
-            last = parts[2].argmax() if parts[2].any() else NO_ACTION
-            observation = {"image": image, "mission": " ".join(words), "last_action": last}
+            codes = parts[2].reshape(-1, NO_ACTION)
+            last = np.where(codes.any(1), codes.argmax(1), NO_ACTION)
+            observation = {"image": image, "mission": " ".join(words), "last_actions": last}
         lines = [f"Goal: {observation['mission']}", *describe_view(observation["image"])]
-        last = int(observation.get("last_action", NO_ACTION))
-        return "\n".join(lines if last == NO_ACTION else [*lines, f"You chose {self._actions[last]}"])
+        chosen = [self._actions[last] for last in observation.get("last_actions", ()) if last != NO_ACTION]
+        return "\n".join([*lines, f"You chose {', '.join(chosen)}"] if chosen else lines)
 
     def summary(self, text: str) -> str:
         """Summarize where the first object of the goal is: ``red ball 2 left 1 forward``.
@@ -118,22 +119,22 @@ class BabyAICodec(NamedActionsCodec):
         return match.group(1) if match else "nothing"
 
 
-def symbolic_view(image: np.ndarray, mission: str, last_action: int | None = None) -> np.ndarray:
+def symbolic_view(image: np.ndarray, mission: str, last_actions: Sequence[int] | np.ndarray = ()) -> np.ndarray:
     """Encode an observation of MiniGrid for networks.
 
     Args:
         image: object, colour and state of each cell, uint8 ``(column, row, 3)``.
         mission: the task in words.
-        last_action: the last action, or :data:`NO_ACTION`; None leaves it out.
+        last_actions: the last actions, each :data:`NO_ACTION` before the first turn of the episode.
 
     Returns:
         Object, colour and state of each cell, each one-hot, then for each of :data:`MISSION_WORDS` whether the mission
-        contains it, then the last action, one-hot; uint8 ``(SYMBOLIC_SIZE,)``, or 6 more with ``last_action``.
+        contains it, then each of the last actions, one-hot; uint8 ``(SYMBOLIC_SIZE + 6 * len(last_actions),)``.
     """
     cells = [np.eye(size, dtype=np.uint8)[image[:, :, index]] for index, size in enumerate(_CELL_SIZES)]
     words = np.isin(MISSION_WORDS, mission.replace(",", "").split())
-    last = np.arange(0 if last_action is None else NO_ACTION) == last_action
-    return np.concatenate([np.concatenate(cells, axis=2).ravel(), words, last]).astype(np.uint8)
+    last = np.asarray(last_actions).reshape(-1, 1) == np.arange(NO_ACTION)
+    return np.concatenate([np.concatenate(cells, axis=2).ravel(), words, last.ravel()]).astype(np.uint8)
 
 
 def describe_view(image: np.ndarray) -> list[str]:

@@ -239,7 +239,7 @@ class LocalLevel(RoomGridLevel):
         max_steps: time limit; None selects ``room_size**2`` steps for ``goto`` and ``pickup``, and twice as many for
             other tasks: 64 and 128 in rooms of size 8.
         symbolic: observations are the vectors of :func:`symbolic_view`, for networks, instead of MiniGrid's dicts.
-        last_action: observations contain the last action, as a memory for policies without one.
+        last_actions: number of last actions that observations contain, as a memory for policies without one.
         render_mode: render mode of MiniGrid; None disables rendering.
 
     Raises:
@@ -254,11 +254,11 @@ class LocalLevel(RoomGridLevel):
         room_size: int = 8,
         max_steps: int | None = None,
         symbolic: bool = False,
-        last_action: bool = False,
+        last_actions: int = 0,
         render_mode: str | None = None,
     ) -> None:
         distractors = (num_distractors,) if isinstance(num_distractors, int) else tuple(num_distractors)
-        _validate(tasks, split, distractors, room_size)
+        _validate(tasks, split, distractors, room_size, last_actions)
         if max_steps is not None and max_steps < 1:
             raise ValueError(f"max_steps is {max_steps}; it must be at least 1, or null.")
         self.tasks, self.split, self.distractors = tuple(tasks), split, distractors
@@ -268,18 +268,18 @@ class LocalLevel(RoomGridLevel):
         """Task of the current episode."""
         super().__init__(room_size=room_size, num_rows=1, num_cols=1, max_steps=max_steps, render_mode=render_mode)
         self.action_space = spaces.Discrete(6)
-        self.observation_space = spaces.Dict(
-            {
-                "image": spaces.Box(0, 255, (VIEW_SIZE, VIEW_SIZE, 3), np.uint8),
-                "direction": spaces.Discrete(4),
-                "mission": spaces.Text(max_length=128, charset=_MISSION_CHARACTERS),
-            }
-        )
-        if last_action:
-            self.observation_space.spaces["last_action"] = spaces.Discrete(NO_ACTION + 1)
-        self.symbolic, self.shows_last_action, self._last_action = symbolic, last_action, NO_ACTION
-        if symbolic:
-            self.observation_space = spaces.Box(0, 1, (SYMBOLIC_SIZE + last_action * NO_ACTION,), np.uint8)
+        self.symbolic = symbolic
+        self._last_actions = np.full(last_actions, NO_ACTION)
+        """The last actions, the newest one last."""
+        parts: dict[str, spaces.Space[Any]] = {
+            "image": spaces.Box(0, 255, (VIEW_SIZE, VIEW_SIZE, 3), np.uint8),
+            "direction": spaces.Discrete(4),
+            "mission": spaces.Text(max_length=128, charset=_MISSION_CHARACTERS),
+        }
+        if last_actions:
+            parts["last_actions"] = spaces.MultiDiscrete([NO_ACTION + 1] * last_actions)
+        size = SYMBOLIC_SIZE + last_actions * NO_ACTION
+        self.observation_space = spaces.Box(0, 1, (size,), np.uint8) if symbolic else spaces.Dict(parts)
         self._bot: BabyAIBot | None = None
         self._bot_action = 0
 
@@ -287,12 +287,14 @@ class LocalLevel(RoomGridLevel):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Sample a task and a room, both determined by ``seed``, and start an episode."""
-        self._bot, self._last_action = None, NO_ACTION
+        self._bot = None
+        self._last_actions = np.full(len(self._last_actions), NO_ACTION)
         return super().reset(seed=seed, options=options)
 
     def step(self, action: SupportsInt) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Take an action from 0 to 5."""
-        action = self._last_action = int(action)
+        action = int(action)
+        self._last_actions = np.append(self._last_actions, action)[1:]
         observation, native_reward, terminated, truncated, _ = super().step(action)
         reward = float(native_reward)
         truncated = truncated and not terminated
@@ -302,11 +304,11 @@ class LocalLevel(RoomGridLevel):
 
     def gen_obs(self) -> Any:
         """Return MiniGrid's dict of ``image``, uint8 ``(7, 7, 3)``, ``direction`` and ``mission``, or a vector."""
-        image, last = agent_view(self), self._last_action if self.shows_last_action else None
+        image, last = agent_view(self), self._last_actions
         if self.symbolic:
             return symbolic_view(image, self.mission, last)
         observation = {"image": image, "direction": self.agent_dir, "mission": self.mission}
-        return observation if last is None else observation | {"last_action": last}
+        return observation | {"last_actions": last} if len(last) else observation
 
     def expert_action(self) -> int:
         """Return the action, from 0 to 5, of MiniGrid's bot in the current state.
@@ -428,7 +430,7 @@ class LocalLevel(RoomGridLevel):
             self.get_room(room, 0).objs.append(world_object)
 
 
-def _validate(tasks: Sequence[str], split: str, distractors: Sequence[int], room_size: int) -> None:
+def _validate(tasks: Sequence[str], split: str, distractors: Sequence[int], room_size: int, last_actions: int) -> None:
     known = get_args(Task)
     if isinstance(tasks, str) or not tasks or set(tasks) - set(known):
         raise ValueError(f"tasks is {tasks!r}; it must be a non-empty list of {', '.join(known)}.")
@@ -436,6 +438,8 @@ def _validate(tasks: Sequence[str], split: str, distractors: Sequence[int], room
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(get_args(Split))}.")
     if room_size < 5:
         raise ValueError(f"room_size is {room_size}; it must be at least 5.")
+    if last_actions < 0:
+        raise ValueError(f"last_actions is {last_actions}; it must be at least 0.")
     most = (room_size - 2) ** 2 // 2 - 2
     if not distractors:
         raise ValueError("num_distractors is []; it must be a number or a non-empty list of numbers.")

@@ -182,15 +182,15 @@ def test_symbolic_observations_have_the_content_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("symbolic", [False, True])
-def test_an_observation_may_contain_the_last_action(symbolic):
+def test_observations_may_contain_the_last_actions(symbolic):
     settings = {"num_distractors": 3, "symbolic": symbolic}
     plain = gym.make("lrl/BabyAI-GoToLocal-v0", **settings)
-    env = gym.make("lrl/BabyAI-GoToLocal-v0", last_action=True, **settings)
+    env = gym.make("lrl/BabyAI-GoToLocal-v0", last_actions=2, **settings)
     text = BabyAICodec().observation_to_text
-    for _ in range(2):  # a second episode begins without a last action
+    for _ in range(2):  # a second episode begins without last actions
         before, observation = plain.reset(seed=1)[0], env.reset(seed=1)[0]
         assert env.observation_space.contains(observation) and text(observation) == text(before)
-        for action, name in ((0, "turn left"), (3, "pick up"), (5, "toggle")):
+        for action, names in ((0, "turn left"), (3, "turn left, pick up"), (5, "pick up, toggle")):
             before, observation = plain.step(action)[0], env.step(action)[0]
             assert env.observation_space.contains(observation)
-            assert text(observation) == f"{text(before)}\nYou chose {name}"
+            assert text(observation) == f"{text(before)}\nYou chose {names}"

@@ -324,6 +324,7 @@ def test_the_bot_succeeds_through_text_on_200_seeds(name: str) -> None:
         ({"tasks": "goto"}, "tasks is 'goto'; it must be a list"),
         ({"split": "all"}, "split is 'all'; it must be one of train, test"),
         ({"room_size": 4}, "room_size is 4; it must be at least 5"),
+        ({"last_actions": -1}, "last_actions is -1; it must be at least 0"),
         ({"max_steps": 0}, "max_steps is 0; it must be at least 1"),
         ({"num_distractors": -1}, "num_distractors is -1; it must be an integer from 0 to 16"),
         ({"num_distractors": [3, True]}, "num_distractors is True; it must be an integer from 0 to 16"),
