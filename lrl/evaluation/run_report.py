@@ -252,11 +252,8 @@ def _facts(run: Path, config: Mapping[str, Any], metrics: Metrics, problems: lis
     env, policy = section(data, "env"), section(model, "policy")
     log = _text(run / "run.log", []) if (run / "run.log").exists() else ""
     machines = re.findall(r" DEBUG machine: (.*)", log)
-    clocks = {
-        name: metrics.columns[f"clock/{name}"][1]
-        for name in ("env_steps", "tokens", "minutes")
-        if f"clock/{name}" in metrics
-    }
+    names = ("env_steps", "tokens", "minutes") if _minutes(run) is None else ("env_steps", "tokens")
+    clocks = {name: metrics.columns[f"clock/{name}"][1] for name in names if f"clock/{name}" in metrics}
     task = section(env, "init_args")
     facts = {
         "run directory": str(run),

@@ -59,6 +59,9 @@ def test_the_report_of_a_run_has_verdict_alarms_curves_and_escaped_episodes(tmp_
     assert (first.advantage, round(first.change, 3)) == (1.0, 0.451) and episodes[1].omitted == 2
     facts = read_run(run).facts
     assert (facts["machine and versions"], facts["commit"], facts["seed"]) == ("a box", "0123abc", "0")
+    assert facts["size"] == "60 env steps"  # the verdict has the minutes of a finished run
+    (run / "run.log").unlink()
+    assert read_run(run).facts["size"] == "60 env steps, 0 minutes"
 
 
 def test_the_verdict_says_what_was_compared(tmp_path):
