@@ -290,6 +290,8 @@ class RunDirectory:
             for record in [found for name in _RECORDS for found in self.path.glob(name)]:
                 shutil.rmtree(record) if record.is_dir() else record.unlink()
             _remove_empty(self.made)
+            if not self.path.exists():
+                logging.getLogger("lrl").info("run directory removed, because the run did not begin")
         self.unlock()
 
 

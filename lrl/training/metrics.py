@@ -283,13 +283,13 @@ def log_transcripts(loggers: Iterable[Logger], text: str, step: int) -> None:
     Args:
         loggers: loggers of the trainer.
         text: the episodes.
-        step: index of the collection.
+        step: index of the collection; the table counts collections from 1, like the text.
     """
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("transcripts", indent(text, "    "), step)  # an indented block of Markdown
         elif isinstance(logger, WandbLogger):
-            logger.log_table("transcripts", columns=["collection", "episode"], data=[[step, text]])
+            logger.log_table("transcripts", columns=["collection", "episode"], data=[[step + 1, text]])
 
 
 def log_figure(loggers: Iterable[Logger], path: Path, step: int) -> None:

@@ -78,6 +78,7 @@ def test_a_setting_that_only_the_first_collection_can_check_leaves_no_directory(
     for _ in range(2):
         status, _, said = launch("fit", *settings)
         assert status == 2 and reason in said and not run.parent.exists()
+        assert "run directory removed, because the run did not begin" in said
 
 
 def test_the_directory_of_a_run_with_another_error_in_its_first_collection_is_kept(launch, tmp_path, monkeypatch):

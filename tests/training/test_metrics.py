@@ -348,15 +348,15 @@ def test_transcripts_and_pictures_reach_tensorboard_and_weights_and_biases(tmp_p
     board, wandb = TensorBoardLogger(tmp_path, name="", version=""), RecordedWandbLogger()
     loggers = [CSVLogger(tmp_path), board, wandb]
     imsave(tmp_path / "policy.png", np.linspace(0, 1, 48).reshape(4, 4, 3))
-    log_transcripts(loggers, "=== collection 10", 10)
+    log_transcripts(loggers, "=== collection 11", 10)
     log_figure(loggers, tmp_path / "policy.png", 7)
     board.experiment.flush()
     events = EventAccumulator(str(tmp_path)).Reload()
     (text,), (picture,) = events.Tensors("transcripts/text_summary"), events.Images("policy")
     assert (text.step, picture.step, picture.width) == (10, 7, 4)
-    assert b"=== collection 10" in text.tensor_proto.string_val[0]
+    assert b"=== collection 11" in text.tensor_proto.string_val[0]
     assert wandb.given == [
-        (("transcripts",), {"columns": ["collection", "episode"], "data": [[10, "=== collection 10"]]}),
+        (("transcripts",), {"columns": ["collection", "episode"], "data": [[11, "=== collection 11"]]}),
         (("policy",), {"images": [str(tmp_path / "policy.png")]}),
     ]
 
