@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 import lrl
 from lrl.api import QUIET, config_text
 from lrl.codecs.numbers import NumberFormat
-from lrl.evaluation.comparison import minutes_of
 from lrl.evaluation.load import load_policy
+from lrl.evaluation.run_records import minutes_of
 from lrl.lm.config import LoRAConfig
 from lrl.ranges import check_values
 from lrl.types import PastTurn, RandomKeys

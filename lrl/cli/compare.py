@@ -41,6 +41,7 @@ def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None
         ValueError: If the runs have no common metric or seed, or the baseline runs have different configurations.
     """
     from lrl.evaluation import comparison
+    from lrl.evaluation.run_records import environment_of
 
     ours, theirs = (_groups(paths) for paths in (runs, baseline))
     labels = {run: group.label for group in _groups([*runs, *baseline]) for run in group.runs}
@@ -55,7 +56,7 @@ def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None
         text = report(comparison.compare(values, others, bounded or baseline_bounded), metric, bootstrap)
         names = [labels[side.runs[0]] for side in (group, theirs[0])]
         different = len(ours) > 1 or names[0] != names[1]
-        environments = {comparison.environment_of(run) for run in (*group.runs, *theirs[0].runs) if run.is_dir()}
+        environments = {environment_of(run) for run in (*group.runs, *theirs[0].runs) if run.is_dir()}
         if len(environments) > 1:
             text += (
                 f"\nthe environments differ ({'; '.join(sorted(environments))}), so the values may not be comparable"

@@ -6,7 +6,6 @@ import csv
 import logging
 import os
 import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,14 +17,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
-from lrl.evaluation.comparison import group_by_configuration, minutes_of, raised_limits, read_config
-from lrl.evaluation.statistics import RESULT_METRICS
-from lrl.files import checkout, is_replaced, lock_folder, unlock_folder
+from lrl.evaluation.run_records import commands_of, results_of
+from lrl.files import checkout, lock_folder, unlock_folder
 from lrl.functional.distributed import read_checkpoint
 
 _VARIABLE = "LRL_RUN_DIRECTORY"
@@ -197,62 +194,15 @@ class RunDirectory:
 
     def log_results(self) -> None:
         """Log the best and the last value of each validation metric, or of a training metric if there is none."""
-        file = self.path / "metrics.csv"
-        if not file.exists():
-            return
-        with file.open(newline="", encoding="utf-8") as lines:
-            rows = list(csv.DictReader(lines))
-        for name in self._metrics():
-            values = [(float(row[name]), row) for row in rows if row.get(name)]
-            best, row = (min if name.endswith("loss") else max)(values, key=lambda logged: logged[0])
-            clock = "env_steps" if row.get("clock/env_steps") else "optimizer_steps"
-            when = f"after {float(row.get(f'clock/{clock}') or 0):.0f} {clock.replace('_', ' ')}"
-            logging.getLogger("lrl").info("%-16s  best %.4g (%s), last %.4g", name, best, when, values[-1][0])
-
-    def _metrics(self) -> list[str]:
-        """Return the result metrics that the run has logged: those of validation, or the first one of training."""
-        found = [name for name in RESULT_METRICS if name in _columns(self.path)]
-        return [name for name in found if name.startswith("val/")] or found[:1]
+        for line in results_of(self.path):
+            logging.getLogger("lrl").info("%s", line)
 
     def log_commands(self, *names: str) -> None:
-        """Log the checkpoint of a run, ``best.ckpt`` if there is one, and commands that use the run.
-
-        A command for which the run does not have what it needs is left out.
-
-        Args:
-            names: ``checkpoint``, ``evaluate``, ``watch``, ``plot``, ``compare`` or ``resume``. A run that has
-                finished is resumed with limits that are twice as high.
-        """
-        run, metric = _shown(self.path), next(iter(self._metrics()), "")
-        found = [file for name in ("best.ckpt", "last.ckpt") if (file := self.path / "checkpoints" / name).exists()]
-        checkpoint = _shown(found[0]) if len(found) > 1 else run  # of a run directory, last.ckpt is loaded
-        other = self._other_run(metric) if "compare" in names else None
-        clock = "" if "clock/env_steps" in _columns(self.path) else " --clock minutes"
-        picture = _shown(self.path / f"{metric.replace('/', '_')}.png")
-        lines = {
-            "checkpoint": _shown(found[0]) if found else "",
-            "evaluate": f"lrl evaluate --checkpoint {checkpoint}" if found else "",
-            "watch": f"lrl watch --checkpoint {checkpoint}" if found else "",
-            "plot": f"lrl plot {run} --metric {metric}{clock} --out {picture}" if metric else "",
-            "compare": f"lrl compare {run} --baseline {_shown(other)} --metric {metric}" if other else "",
-            "resume": f"lrl fit --resume {run}{raised_limits(self.path)}"
-            if found and found[-1].name == "last.ckpt"
-            else "",
-        }
+        """Log those of the :func:`commands_of` the run that have these names."""
+        commands = commands_of(self.path)
         for name in names:
-            if lines[name]:
-                logging.getLogger("lrl").info("%-10s  %s", name, lines[name])
-
-    def _other_run(self, metric: str) -> Path | None:
-        """Return the newest finished run beside this one that differs in settings, but not in seed and environment."""
-        seed, origin = _seed(self.path), self.path.name.partition("-resumed-")[0]
-        others = [folder for folder in self.path.parent.iterdir() if folder != self.path and folder.is_dir()]
-        others = [one for one in others if one.name.partition("-resumed-")[0] != origin and not is_replaced(one)]
-        others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-        same = (folder for folder in others if seed is not None and _seed(folder) == seed)
-        found = (run for run in same if metric in _columns(run) and minutes_of(run) is not None)
-        found = (run for run in found if _environment(run) == _environment(self.path))
-        return next((run for run in found if len(group_by_configuration([self.path, run])) > 1), None)
+            if name in commands:
+                logging.getLogger("lrl").info("%-10s  %s", name, commands[name])
 
     def unlock(self) -> None:
         """Let other processes write to the directory."""
@@ -328,12 +278,6 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 def _not_written(path: Path, error: OSError) -> str:
     """Return the error for a run directory that cannot be written to."""
     return f"run_directory is {str(path)!r}, which cannot be written to ({error.strerror}); name another one."
-
-
-def _environment(run: Path) -> Any:
-    """Return the settings of the environment in the configuration of a run; None if it has none."""
-    data = read_config(run).get("data") or {}
-    return (data.get("init_args") or data).get("env")
 
 
 def experiment_name(configs: list[str]) -> str:
@@ -445,27 +389,6 @@ def append_rows(logger: CSVLogger) -> None:
     os.replace(kept, file)
     with file.open(newline="", encoding="utf-8") as rows:
         writer.metrics_keys = list(next(csv.reader(rows), []))
-
-
-def _shown(path: Path) -> str:
-    """Return a path for a command in a shell, relative to the current folder if it is inside."""
-    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
-
-
-def _columns(run: Path) -> list[str]:
-    """Return the columns of a run's ``metrics.csv``; none if there is no such file."""
-    file = run / "metrics.csv"
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as lines:
-        return next(csv.reader(lines), [])
-
-
-def _seed(run: Path) -> str | None:
-    """Return the seed in the configuration of a run; None if there is none."""
-    file = run / "config.yaml"
-    found = re.search(r"^seed_everything: (\d+)$", file.read_text(encoding="utf-8"), re.M) if file.is_file() else None
-    return found and found[1]
 
 
 def _is_appended(file: Path) -> bool:

@@ -200,8 +200,7 @@ def _say(line: str) -> None:
 
 def _result(run: Path) -> str:
     """Return the last and best value of the most important metric of a run, and its duration."""
-    from lrl.evaluation.comparison import last_and_best, minutes_of
-    from lrl.evaluation.pictures import logged_metrics
+    from lrl.evaluation.run_records import last_and_best, logged_metrics, minutes_of
     from lrl.evaluation.statistics import RESULT_METRICS
 
     logged = logged_metrics(run) if (run / "metrics.csv").is_file() else ()
@@ -233,7 +232,7 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
         ValueError: If the folder contains anything else than a run of this command, or if the run has no checkpoint to
             resume from, but files that show that it had trained for long or was continued.
     """
-    from lrl.evaluation.comparison import earlier_launches
+    from lrl.evaluation.run_records import earlier_launches
 
     if not run.exists():
         return args

@@ -87,9 +87,9 @@ def summary_table(
     Raises:
         ValueError: If the runs have no common metric, none has logged the given one, or runs are missing.
     """
-    from lrl.evaluation.comparison import common_metric, group_by_configuration, minutes_of
-    from lrl.evaluation.pictures import logged_metrics
+    from lrl.evaluation.comparison import common_metric, group_by_configuration
     from lrl.evaluation.report import markdown_table
+    from lrl.evaluation.run_records import logged_metrics, minutes_of
     from lrl.evaluation.statistics import best_of
 
     logged = {run: logged_metrics(run) if (run / "metrics.csv").is_file() else set[str]() for run in runs}
@@ -146,8 +146,7 @@ def _trains(run: Path) -> bool:
 
 def _longest(runs: Sequence[Path], metric: str) -> list[Path]:
     """Return for each configuration and seed the run that logged a metric at the highest step."""
-    from lrl.evaluation.comparison import read_config
-    from lrl.evaluation.pictures import logged_rows
+    from lrl.evaluation.run_records import logged_rows, read_config
     from lrl.evaluation.statistics import config_digest
 
     found: dict[tuple[str, object], tuple[float, Path]] = {}
@@ -162,7 +161,7 @@ def _longest(runs: Sequence[Path], metric: str) -> list[Path]:
 
 def _figures(runs: Sequence[Path], metric: str) -> list[str]:
     """Return the cells of a group of runs: seeds, last value, the best one if the metric has one, and minutes."""
-    from lrl.evaluation.comparison import last_and_best, minutes_of, minutes_range
+    from lrl.evaluation.run_records import last_and_best, minutes_of, minutes_range
     from lrl.evaluation.statistics import best_of, bounds_of, mean_with_spread
 
     values, bounds = np.array([last_and_best(run, metric) for run in runs]), bounds_of({"metric": metric})

@@ -9,28 +9,25 @@ from __future__ import annotations
 import glob
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import yaml
 
-from lrl.evaluation.pictures import logged_metrics, logged_rows
 from lrl.evaluation.report import read_result
+from lrl.evaluation.run_records import logged_metrics, logged_rows, read_config
 from lrl.evaluation.statistics import (
     MIN_SEEDS,
     RESULT_METRICS,
     Interval,
-    best_of,
     bootstrap_interval,
     bounds_of,
     t_interval,
     without_run,
 )
-from lrl.files import from_yaml, is_replaced
+from lrl.files import is_replaced
 
 POWER = 0.8
 """Target power: probability of detecting a difference."""
@@ -177,13 +174,6 @@ _ROUNDING = 1e-12
 ABSENT = "not set"
 """Text of a setting that the configuration of a group does not contain."""
 _CLASS = "class_path"
-_FINISHED = re.compile(r"finished after ([\d.]+) minutes")
-_LAUNCHED = " INFO run directory "
-"""First message of each launch in ``run.log``."""
-
-_PRESENTATION = ("codec", "numbers", "vectorization")
-"""Settings of an environment that change neither its states nor its rewards."""
-
 _Key = tuple[str, ...]
 
 
@@ -316,99 +306,6 @@ def short_names(keys: Iterable[Sequence[str]]) -> dict[tuple[str, ...], str]:
         size = next((size for size in sizes if all(other[-size:] != own[-size:] for other in others)), len(own))
         names[key] = ".".join(own[-size:])
     return names
-
-
-def read_config(run: Path) -> dict[str, Any]:
-    """Return the resolved configuration of a run.
-
-    Raises:
-        ValueError: If the folder does not exist or is not a run directory.
-    """
-    if not run.exists():
-        raise ValueError(f"run is {str(run)!r}, which does not exist; name a run directory or a file of results.")
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise ValueError(f"run is {str(run)!r}, which is not a run directory: it has no config.yaml.")
-    try:
-        config = from_yaml(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        config = None
-    if not isinstance(config, dict) or not all(isinstance(config.get(name, {}), dict) for name in ("model", "data")):
-        raise ValueError(f"run is {str(run)!r}, whose config.yaml is damaged; leave the run out, or write it again.")
-    return config
-
-
-def environment_of(run: Path) -> str:
-    """Return the environment of a run as text, without the settings that only change what a policy reads."""
-    env = read_config(run).get("data", {}).get("init_args", {}).get("env") or {}
-    settings = {name: value for name, value in env.get("init_args", {}).items() if name not in _PRESENTATION and value}
-    name = settings.pop("id", "") or str(env.get("class_path", "none")).rpartition(".")[2]
-    return f"{name} {json.dumps(settings, sort_keys=True)}" if settings else name
-
-
-def earlier_launches(run: Path) -> list[Path]:
-    """Return the folders with the files that a resumed run has replaced, one per launch but the last, in order."""
-    folders = [folder for folder in (run / "earlier").glob("*") if folder.name.isdecimal()]
-    return sorted(folders, key=lambda folder: int(folder.name))
-
-
-def minutes_of(run: Path) -> float | None:
-    """Return the duration of a run over all its launches in minutes; None if the last launch has not finished.
-
-    A single launch logs its duration, with imports. The clock of a resumed run continues from the checkpoint, so that
-    work that was lost with a killed process, and done again, counts once.
-    """
-    log = run / "run.log"
-    launches = log.read_text(encoding="utf-8").split(_LAUNCHED) if log.is_file() else [""]
-    finished = _FINISHED.search(launches[-1])
-    if finished is None:
-        return None
-    if len(launches) <= 2 and not earlier_launches(run):
-        return float(finished[1])
-    clock = max(float(row["clock/minutes"]) for row in logged_rows(run, "clock/minutes"))
-    return max(float(finished[1]), round(clock, 2))
-
-
-def raised_limits(run: Path) -> str:
-    """Return options that double all limits of a run that has finished, with which ``lrl fit --resume`` continues it.
-
-    All are doubled, because a limit that the run did not reach could end it soon afterwards. There are none for a run
-    that has not finished, or whose files are missing or damaged.
-    """
-    try:
-        config = read_config(run) if minutes_of(run) is not None else {}
-    except (OSError, ValueError, KeyError, yaml.YAMLError):
-        return ""
-    trainer, data = section(config, "trainer"), section(config, "data")
-    limits = {f"trainer.{name}": trainer.get(name) for name in ("max_epochs", "max_steps")}
-    limits["data.max_env_steps"] = (section(data, "init_args") or data).get("max_env_steps")
-    return "".join(f" --{key} {2 * limit}" for key, limit in limits.items() if isinstance(limit, int) and limit > 0)
-
-
-def section(config: Any, name: str) -> Mapping[str, Any]:
-    """Return a nested mapping of a configuration, also if it is in its ``init_args``; empty if there is none."""
-    config = config if isinstance(config, dict) else {}
-    found = config.get(name)
-    if found is None and isinstance(config.get("init_args"), dict):
-        found = config["init_args"].get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def last_and_best(run: Path, metric: str) -> tuple[float, float]:
-    """Return the last and the best logged value of a metric of a run; of a metric without a best, the last one twice.
-
-    Raises:
-        ValueError: If the run has not logged the metric.
-    """
-    values = [float(row[metric]) for row in logged_rows(run, metric)]
-    choose, numbers = best_of(metric), [value for value in values if not math.isnan(value)]
-    return values[-1], choose(numbers) if choose and numbers else values[-1]
-
-
-def minutes_range(minutes: Iterable[float | None]) -> str:
-    """Return the shortest and the longest duration as text; empty if none is known."""
-    known = [one for one in minutes if one is not None]
-    return " to ".join(sorted({f"{min(known):.1f}", f"{max(known):.1f}"}, key=float)) if known else ""
 
 
 # Values of runs, read from run directories or from stored results.

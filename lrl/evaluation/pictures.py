@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import re
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from lrl.evaluation.run_records import logged_rows
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds, interquartile_mean
-from lrl.files import is_replaced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,53 +96,6 @@ class Panel:
     """Label to height of horizontal lines."""
     final: bool = False
     """Whether each curve is a single point, the final value, which is drawn without a clock."""
-
-
-def metrics_file(run: Path) -> Path:
-    """Return the path of the ``metrics.csv`` in a run directory or below it; a path of a file is returned unchanged.
-
-    Raises:
-        ValueError: If there is no such file, or more than one.
-    """
-    if run.is_file():
-        return run
-    found = [run / "metrics.csv"] if (run / "metrics.csv").exists() else sorted(run.rglob("metrics.csv"))
-    found = [file for file in found if not any(map(is_replaced, file.relative_to(run).parents))]
-    if len(found) != 1:
-        raise ValueError(f"run is {str(run)!r}, which holds {len(found)} files metrics.csv; it must hold one.")
-    return found[0]
-
-
-def logged_metrics(run: Path) -> set[str]:
-    """Return the metrics that a run's ``metrics.csv`` contains, without the step and the clocks.
-
-    Raises:
-        ValueError: If there is no such file, or more than one.
-    """
-    with metrics_file(run).open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    return {name for row in rows for name, value in row.items() if value and not name.startswith(("clock/", "step"))}
-
-
-def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
-    """Return the rows of a run's ``metrics.csv`` that contain a metric, in the order of the file.
-
-    Args:
-        run: a run directory, or its ``metrics.csv``.
-        metric: column of the metric.
-        columns: further columns that a row must contain.
-
-    Raises:
-        ValueError: If there is no such row; existing metrics are listed.
-    """
-    file = metrics_file(run)
-    with file.open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    found = [row for row in rows if all(row.get(name) for name in (metric, *columns))]
-    if not found:
-        names = ", ".join(sorted(logged_metrics(file))) or "nothing"
-        raise ValueError(f"metric is {metric!r}, which {file} lacks; it has {names}.")
-    return found
 
 
 def common_clock(runs: Iterable[Path], metric: str) -> str:

@@ -11,17 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from lrl.evaluation.comparison import (
-    compare,
-    group_by_configuration,
-    last_and_best,
-    minutes_of,
-    minutes_range,
-    read_config,
-    read_figures,
-    smallest_effect,
-)
+from lrl.evaluation.comparison import compare, group_by_configuration, read_figures, smallest_effect
 from lrl.evaluation.pictures import aggregate, axis_label, common_clock, read_series, styled
+from lrl.evaluation.run_records import known_minutes, last_and_best, minutes_range, read_config
 from lrl.evaluation.run_report import Finding, Metrics, RunReport, read_run
 from lrl.evaluation.statistics import MIN_SEEDS, bootstrap_bounds, bounds_of, interquartile_mean, mean_with_spread
 from lrl.faults import reason_of
@@ -338,15 +330,8 @@ def _row(label: str, members: Sequence[Path], values: Mapping[int, float], metri
     kept = {seed: run for run in reversed(members) if (seed := _seed(run)) in values}  # the first one of each seed
     best = np.array([last_and_best(run, metric)[1] for run in kept.values()])
     shown = "" if len(numbers) < 2 else f"{smallest_effect(len(numbers)) * math.sqrt(2) * numbers.std(ddof=1):.3f}"
-    durations = minutes_range(_minutes(run) for run in members)
+    durations = minutes_range(known_minutes(run) for run in members)
     return [label, str(len(numbers)), mean_with_spread(numbers, bounds), middle, f"{best.mean():.3f}", shown, durations]
-
-
-def _minutes(run: Path) -> float | None:
-    try:
-        return minutes_of(run)
-    except (ValueError, KeyError, OSError):
-        return None
 
 
 def _pairs(

@@ -20,9 +20,9 @@ import numpy as np
 import yaml
 
 from lrl.diagnosis.sample import Finding
-from lrl.evaluation.comparison import minutes_of, raised_limits, section
-from lrl.evaluation.pictures import axis_label, metrics_file
+from lrl.evaluation.pictures import axis_label
 from lrl.evaluation.report_episodes import ShownEpisode, chosen_episodes, counted, read_transcripts
+from lrl.evaluation.run_records import commands_of, known_minutes, metrics_file, section
 from lrl.evaluation.statistics import RESULT_METRICS
 
 _MAX_PICTURE_BYTES = 300_000
@@ -184,17 +184,9 @@ def _collections(clock: Sequence[float], training: Sequence[bool]) -> list[float
 # -- verdict, facts and commands ---------------------------------------------------------------------------------
 
 
-def _minutes(run: Path) -> float | None:
-    """Return the minutes of a run that has finished; None if it has not, or if it is not known."""
-    try:
-        return minutes_of(run)
-    except (OSError, ValueError, KeyError):
-        return None
-
-
 def _verdict(run: Path, metrics: Metrics, findings: Sequence[Finding], failed: bool, problems: list[str]) -> str:
     """Return in one paragraph whether the run finished, its best and last result, and the alarms."""
-    minutes = _minutes(run)
+    minutes = known_minutes(run)
     ended = f"The run finished after {minutes:.1f} minutes" if minutes is not None else "The run has not finished"
     sentences = [f"{ended}, with {counted(metrics.count, metrics.unit)}."]
     if metrics.result is not None:
@@ -252,7 +244,7 @@ def _facts(run: Path, config: Mapping[str, Any], metrics: Metrics, problems: lis
     env, policy = section(data, "env"), section(model, "policy")
     log = _text(run / "run.log", []) if (run / "run.log").exists() else ""
     machines = re.findall(r" DEBUG machine: (.*)", log)
-    names = ("env_steps", "tokens", "minutes") if _minutes(run) is None else ("env_steps", "tokens")
+    names = ("env_steps", "tokens", "minutes") if known_minutes(run) is None else ("env_steps", "tokens")
     clocks = {name: metrics.columns[f"clock/{name}"][1] for name in names if f"clock/{name}" in metrics}
     task = section(env, "init_args")
     facts = {
@@ -277,17 +269,12 @@ def _class(part: Mapping[str, Any]) -> str:
 
 
 def _commands(run: Path) -> dict[str, str]:
-    """Return the commands that use a run; a run that has finished is resumed with limits that are twice as high."""
-    shown = shlex.quote(str(run))
-    commands = {}
-    if (run / "checkpoints" / "last.ckpt").exists():
-        if (run / "config.yaml").exists():  # lrl.train writes none
-            commands["resume"] = f"lrl fit --resume {shown}{raised_limits(run)}"
-        commands["evaluate"] = f"lrl evaluate --checkpoint {shown}"
-        commands["watch"] = f"lrl watch --checkpoint {shown}"
+    """Return the commands that use a run, and those that began it or would repeat it."""
+    known = commands_of(run)
+    commands = {name: known[name] for name in ("resume", "evaluate", "watch") if name in known}
     if (run / "config.yaml").exists():
         commands["reproduce"] = (
-            f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shown}-again"
+            f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shlex.quote(str(run))}-again"
         )
     if (run / "command.txt").exists():
         commands["original"] = _text(run / "command.txt", []).strip()

@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 import yaml
 
-from lrl.evaluation.comparison import last_and_best
+from lrl.evaluation.run_records import last_and_best
 from lrl.evaluation.statistics import RESULT_METRICS
 from lrl.lm.adapters import check_embeddings, check_exportable, save_pretrained
 from lrl.lm.model import LanguageModel

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lrl.evaluation.comparison import earlier_launches, minutes_of, minutes_range
-from lrl.evaluation.pictures import CLOCKS, Curve, Panel, Series, aggregate, draw_curves, draw_panels, logged_rows
+from lrl.evaluation.pictures import CLOCKS, Curve, Panel, Series, aggregate, draw_curves, draw_panels
 from lrl.evaluation.report import markdown_table, read_result
+from lrl.evaluation.run_records import earlier_launches, logged_rows, minutes_of, minutes_range
 from lrl.evaluation.statistics import (
     MIN_SEEDS,
     best_of,

@@ -16,7 +16,7 @@ from commands import run_command, run_words
 import lrl.cli.main
 import lrl.cli.run_directory
 from lrl.cli.run_directory import RunDirectory, _unused
-from lrl.evaluation.comparison import minutes_of
+from lrl.evaluation.run_records import minutes_of
 from lrl.files import lock_folder, unlock_folder
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.collect import VectorEnvRollouts
@@ -286,7 +286,8 @@ def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog)
     caplog.set_level(logging.INFO, logger="lrl")
     names = ("checkpoint", "evaluate", "plot", "compare", "resume")
     run, other = RunDirectory(tmp_path / "a run"), tmp_path / "other"
-    not_compared = ("another seed", "same settings", "unfinished", "another env", "other-interrupted-20260101-120000")
+    not_compared = ("another seed", "same settings", "unfinished", "another env", "damaged")
+    not_compared += ("other-interrupted-20260101-120000",)
     for folder in (run.path, other, *map(tmp_path.joinpath, not_compared)):
         folder.mkdir()
         (folder / "config.yaml").write_text(
@@ -297,6 +298,8 @@ def test_results_and_commands_name_what_a_run_has(tmp_path, monkeypatch, caplog)
         if folder.name != "unfinished":
             (folder / "run.log").write_text("INFO finished after 2.00 minutes\n")
         (folder / "metrics.csv").write_text("clock/env_steps,val/return,rollout/return\n8,,3\n16,2,5\n24,1,4\n")
+        if folder.name == "damaged":
+            (folder / "config.yaml").write_text("seed_everything: 0\ndata: {[")
     os.utime(other, (0, 0))  # the other folders are newer
     run.log_results()
     run.log_commands(*names)

@@ -11,7 +11,8 @@ import pytest
 from lrl.cli.program import main
 from lrl.evaluation import pictures as plots
 from lrl.evaluation.comparison import group_runs
-from lrl.evaluation.pictures import Series, aggregate, draw_curves, metrics_file, read_series
+from lrl.evaluation.pictures import Series, aggregate, draw_curves, read_series
+from lrl.evaluation.run_records import metrics_file
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG"
