@@ -198,11 +198,11 @@ class RunDirectory:
             logging.getLogger("lrl").info("%s", line)
 
     def log_commands(self, *names: str) -> None:
-        """Log those of the :func:`commands_of` the run that have these names."""
-        commands = commands_of(self.path)
-        for name in names:
-            if name in commands:
-                logging.getLogger("lrl").info("%-10s  %s", name, commands[name])
+        """Log the :func:`commands_of` the run with these names; their paths are relative to the current folder."""
+        folder = Path.cwd()
+        inside = self.path != folder and self.path.is_relative_to(folder)
+        for name, command in commands_of(self.path.relative_to(folder) if inside else self.path, names).items():
+            logging.getLogger("lrl").info("%-10s  %s", name, command)
 
     def unlock(self) -> None:
         """Let other processes write to the directory."""
@@ -241,7 +241,7 @@ class RunDirectory:
                 shutil.rmtree(record) if record.is_dir() else record.unlink()
             _remove_empty(self.made)
             if not self.path.exists():
-                logging.getLogger("lrl").info("run directory removed, because the run did not begin")
+                logging.getLogger("lrl").info("%s removed, because the run did not begin", os.path.relpath(self.path))
         self.unlock()
 
 

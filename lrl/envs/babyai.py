@@ -304,7 +304,7 @@ class LocalLevel(RoomGridLevel):
 
     def gen_obs(self) -> Any:
         """Return MiniGrid's dict of ``image``, uint8 ``(7, 7, 3)``, ``direction`` and ``mission``, or a vector."""
-        image, last = agent_view(self), self._last_actions
+        image, last = agent_view(self), self._last_actions.copy()
         if self.symbolic:
             return symbolic_view(image, self.mission, last)
         observation = {"image": image, "direction": self.agent_dir, "mission": self.mission}
@@ -438,8 +438,8 @@ def _validate(tasks: Sequence[str], split: str, distractors: Sequence[int], room
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(get_args(Split))}.")
     if room_size < 5:
         raise ValueError(f"room_size is {room_size}; it must be at least 5.")
-    if last_actions < 0:
-        raise ValueError(f"last_actions is {last_actions}; it must be at least 0.")
+    if type(last_actions) is not int or last_actions < 0:
+        raise ValueError(f"last_actions is {last_actions}; it must be an integer of at least 0.")
     most = (room_size - 2) ** 2 // 2 - 2
     if not distractors:
         raise ValueError("num_distractors is []; it must be a number or a non-empty list of numbers.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import pickle
 import signal
@@ -35,7 +36,7 @@ class SeparateEnvs(SyncVectorEnv):
     """Version of Gymnasium's ``SyncVectorEnv`` that does not step idle copies.
 
     ``infos`` has one array ``(env,)`` per name, without Gymnasium's masks ``_<name>``. If the info of a copy lacks the
-    name, its element is 0 or False in an array of numbers or bools, otherwise None.
+    name, its element is NaN, 0 or False in an array of floats, integers or bools, otherwise None.
 
     Args:
         env_fns: functions that each create one copy.
@@ -425,8 +426,8 @@ def _column(values: list[Any]) -> np.ndarray:
     """Return one value per copy as an array ``(env,)``, of dtype object unless all have the same simple type."""
     kinds = {value.__class__ for value in values} - {type(None)}
     if kinds <= {bool} or kinds <= {int} or kinds <= {float}:
-        zero = next(iter(kinds))(0) if kinds else None
-        return np.array([zero if value is None else value for value in values])
+        missing = None if not kinds else math.nan if kinds == {float} else next(iter(kinds))(0)
+        return np.array([missing if value is None else value for value in values])
     column = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         column[row] = value

@@ -78,7 +78,8 @@ def _check(episode: Mapping[str, Any]) -> None:
     """Raise a ValueError, KeyError or TypeError if an episode lacks what is shown of it."""
     numbers = [episode["return"], episode["collection"]]
     for turn in episode["turns"]:
-        numbers += [turn["reward"], *dict(turn.get("reward_terms", {})).values()]
+        terms = turn.get("reward_terms", {})
+        numbers += [turn["reward"], *(terms.values() if isinstance(terms, dict) else [None])]
     if not all(isinstance(number, (int, float)) for number in numbers) or any(
         "response" not in turn for turn in episode["turns"]
     ):
@@ -86,9 +87,9 @@ def _check(episode: Mapping[str, Any]) -> None:
 
 
 def reward_text(turn: Mapping[str, Any]) -> str:
-    """Return the reward of a turn and its terms, such as ``reward 0.900 (format 1.000, expert_q 0.800)``."""
-    terms = ", ".join(f"{name} {value:.3f}" for name, value in turn.get("reward_terms", {}).items())
-    return f"reward {turn['reward']:.3f}" + (f" ({terms})" if terms else "")
+    """Return the reward of a turn and its terms, such as ``reward 0.9 (expert_q 0.8, format 1)``."""
+    terms = ", ".join(f"{name} {value:.4g}" for name, value in turn.get("reward_terms", {}).items())
+    return f"reward {turn['reward']:.4g}" + (f" ({terms})" if terms else "")
 
 
 def chosen_episodes(episodes: Sequence[dict[str, Any]]) -> Iterator[ShownEpisode]:

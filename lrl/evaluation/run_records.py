@@ -8,6 +8,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from lrl.files import from_yaml, is_replaced
 _FINISHED = re.compile(r"finished after ([\d.]+) minutes")
 _LAUNCHED = " INFO run directory "
 """First message of each launch in ``run.log``."""
+_UNREADABLE = (OSError, ValueError, KeyError, csv.Error)
+"""Errors of missing and damaged files."""
 
 _PRESENTATION = ("codec", "numbers", "vectorization")
 """Settings of an environment that change neither its states nor its rewards."""
@@ -45,7 +48,7 @@ def logged_metrics(run: Path) -> set[str]:
     Raises:
         ValueError: If there is no such file, or more than one.
     """
-    with metrics_file(run).open(newline="") as lines:
+    with metrics_file(run).open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     return {name for row in rows for name, value in row.items() if value and not name.startswith(("clock/", "step"))}
 
@@ -62,7 +65,7 @@ def logged_rows(run: Path, metric: str, *columns: str) -> list[dict[str, str]]:
         ValueError: If there is no such row; existing metrics are listed.
     """
     file = metrics_file(run)
-    with file.open(newline="") as lines:
+    with file.open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     found = [row for row in rows if all(row.get(name) for name in (metric, *columns))]
     if not found:
@@ -86,7 +89,10 @@ def read_config(run: Path) -> dict[str, Any]:
         config = from_yaml(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError):
         config = None
-    if not isinstance(config, dict) or not all(isinstance(config.get(name, {}), dict) for name in ("model", "data")):
+    if not isinstance(config, dict) or not all(
+        isinstance(part := config.get(name, {}), dict) and isinstance(part.get("init_args", {}), dict)
+        for name in ("model", "data", "trainer")
+    ):
         raise ValueError(f"run is {str(run)!r}, whose config.yaml is damaged; leave the run out, or write it again.")
     return config
 
@@ -126,7 +132,7 @@ def known_minutes(run: Path) -> float | None:
     """Return :func:`minutes_of` a run; None also if files that it needs are missing or damaged."""
     try:
         return minutes_of(run)
-    except (OSError, ValueError, KeyError):
+    except _UNREADABLE:
         return None
 
 
@@ -136,7 +142,10 @@ def raised_limits(run: Path) -> str:
     All are doubled, because a limit that the run did not reach could end it soon afterwards. There are none for a run
     that has not finished, or whose files are missing or damaged.
     """
-    config = _config(run) if known_minutes(run) is not None else {}
+    try:
+        config = read_config(run) if minutes_of(run) is not None else {}
+    except _UNREADABLE:
+        return ""
     trainer, data = section(config, "trainer"), section(config, "data")
     limits = {f"trainer.{name}": trainer.get(name) for name in ("max_epochs", "max_steps")}
     limits["data.max_env_steps"] = (section(data, "init_args") or data).get("max_env_steps")
@@ -175,7 +184,7 @@ def results_of(run: Path) -> list[str]:
     Empty without ``metrics.csv``.
     """
     lines = []
-    for name in _results(run):
+    for name in _result_metrics(run):
         rows = logged_rows(run, name)
         best, row = (min if name.endswith("loss") else max)(
             ((float(row[name]), row) for row in rows), key=lambda logged: logged[0]
@@ -186,33 +195,38 @@ def results_of(run: Path) -> list[str]:
     return lines
 
 
-def commands_of(run: Path) -> dict[str, str]:
-    """Return the checkpoint of a run, ``best.ckpt`` if there is one, and the commands that use the run, by name.
+def commands_of(run: Path, names: Iterable[str]) -> dict[str, str]:
+    """Return the checkpoint of a run, ``best.ckpt`` if there is one, and commands that use the run, by name.
 
-    The names are ``checkpoint``, ``evaluate``, ``watch``, ``plot``, ``compare`` and ``resume``. A command for which the
-    run does not have what it needs is left out. A run that has finished is resumed with limits that are twice as high.
+    A command for which the run does not have what it needs is left out. A run that has finished is resumed with limits
+    that are twice as high.
+
+    Args:
+        run: the run directory.
+        names: ``checkpoint``, ``evaluate``, ``watch``, ``plot``, ``compare`` or ``resume``.
     """
-    shown, metric = _shown(run), next(iter(_results(run)), "")
+    shown, commands = shlex.quote(str(run)), dict[str, str]()
     found = [file for name in ("best.ckpt", "last.ckpt") if (file := run / "checkpoints" / name).exists()]
-    checkpoint = _shown(found[0]) if len(found) > 1 else shown  # of a run directory, last.ckpt is loaded
-    other = _other_run(run, metric)
-    commands = {}
-    if found:
-        commands["checkpoint"] = _shown(found[0])
-        commands["evaluate"] = f"lrl evaluate --checkpoint {checkpoint}"
-        commands["watch"] = f"lrl watch --checkpoint {checkpoint}"
-    if metric:
-        clock = "" if "clock/env_steps" in _columns(run) else " --clock minutes"
-        picture = _shown(run / f"{metric.replace('/', '_')}.png")
-        commands["plot"] = f"lrl plot {shown} --metric {metric}{clock} --out {picture}"
-    if other is not None:
-        commands["compare"] = f"lrl compare {shown} --baseline {_shown(other)} --metric {metric}"
-    if found and found[-1].name == "last.ckpt" and (run / "config.yaml").exists():  # lrl.train writes no config.yaml
-        commands["resume"] = f"lrl fit --resume {shown}{raised_limits(run)}"
+    first = shlex.quote(str(found[0])) if found else ""
+    loaded = shown if [file.name for file in found] == ["last.ckpt"] else first  # of a directory, last.ckpt is loaded
+    metric = next(iter(_result_metrics(run)), "") if {"plot", "compare"} & {*names} else ""
+    for name in names:
+        if name == "checkpoint" and found:
+            commands[name] = first
+        elif name in ("evaluate", "watch") and found:
+            commands[name] = f"lrl {name} --checkpoint {loaded}"
+        elif name == "plot" and metric:
+            clock = "" if "clock/env_steps" in _columns(run) else " --clock minutes"
+            picture = shlex.quote(str(run / f"{metric.replace('/', '_')}.png"))
+            commands[name] = f"lrl plot {shown} --metric {metric}{clock} --out {picture}"
+        elif name == "compare" and (other := _other_run(run, metric)):
+            commands[name] = f"lrl compare {shown} --baseline {shlex.quote(str(other))} --metric {metric}"
+        elif name == "resume" and found and found[-1].name == "last.ckpt" and (run / "config.yaml").exists():
+            commands[name] = f"lrl fit --resume {shown}{raised_limits(run)}"  # lrl.train writes no config.yaml
     return commands
 
 
-def _results(run: Path) -> list[str]:
+def _result_metrics(run: Path) -> list[str]:
     """Return the result metrics that a run has logged: those of validation, or the first one of training."""
     found = [name for name in RESULT_METRICS if name in _columns(run)]
     return [name for name in found if name.startswith("val/")] or found[:1]
@@ -223,44 +237,38 @@ def _columns(run: Path) -> list[str]:
     file = run / "metrics.csv"
     if not file.is_file():
         return []
-    with file.open(newline="", encoding="utf-8", errors="replace") as lines:
+    with file.open(newline="", encoding="utf-8") as lines:
         return next(csv.reader(lines), [])
 
 
 def _other_run(run: Path, metric: str) -> Path | None:
-    """Return the newest finished run beside this one that differs in settings, but not in seed and environment."""
-    seed, origin = _seed(run), run.name.partition("-resumed-")[0]
-    others = [folder for folder in run.parent.iterdir() if folder != run and folder.is_dir()]
-    others = [one for one in others if one.name.partition("-resumed-")[0] != origin and not is_replaced(one)]
-    others.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-    same = (folder for folder in others if seed is not None and _seed(folder) == seed)
-    found = (one for one in same if metric in _columns(one) and known_minutes(one) is not None)
-    found = (one for one in found if _environment(one) == _environment(run))
-    return next((one for one in found if without_run(_config(one)) != without_run(_config(run))), None)
+    """Return the newest finished run beside this one that differs in settings, but not in seed and environment.
 
-
-def _seed(run: Path) -> str | None:
-    """Return the seed in the configuration of a run; None if there is none."""
-    file = run / "config.yaml"
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    found = re.search(r"^seed_everything: (\d+)$", text, re.M)
-    return found and found[1]
-
-
-def _config(run: Path) -> dict[str, Any]:
-    """Return the configuration of a run; empty if its file is missing or damaged."""
+    Runs whose files cannot be read are left out.
+    """
     try:
-        return read_config(run)
-    except ValueError:
-        return {}
+        own = read_config(run)
+    except _UNREADABLE:
+        return None
+    origin = run.name.partition("-resumed-")[0]
+    seed = re.compile(rf"^seed_everything: {own.get('seed_everything')}$", re.M)
+    found = list[tuple[float, Path]]()
+    for folder in run.parent.iterdir():
+        if folder == run or is_replaced(folder) or folder.name.partition("-resumed-")[0] == origin:
+            continue
+        with suppress(*_UNREADABLE):
+            if (
+                seed.search((folder / "config.yaml").read_text(encoding="utf-8"))  # parsing YAML takes much longer
+                and metric in _columns(folder)
+                and minutes_of(folder) is not None
+                and _environment(config := read_config(folder)) == _environment(own)
+                and without_run(config) != without_run(own)
+            ):
+                found.append((folder.stat().st_mtime, folder))
+    return max(found)[1] if found else None
 
 
-def _environment(run: Path) -> Any:
-    """Return the settings of the environment in the configuration of a run; None if it has none."""
-    data = _config(run).get("data") or {}
+def _environment(config: Mapping[str, Any]) -> Any:
+    """Return the settings of the environment in a configuration; None if it has none."""
+    data = config.get("data") or {}
     return (data.get("init_args") or data).get("env")
-
-
-def _shown(path: Path) -> str:
-    """Return a path for a command in a shell, relative to the current folder if it is inside."""
-    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))

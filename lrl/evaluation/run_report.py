@@ -270,8 +270,7 @@ def _class(part: Mapping[str, Any]) -> str:
 
 def _commands(run: Path) -> dict[str, str]:
     """Return the commands that use a run, and those that began it or would repeat it."""
-    known = commands_of(run)
-    commands = {name: known[name] for name in ("resume", "evaluate", "watch") if name in known}
+    commands = commands_of(run, ("resume", "evaluate", "watch"))
     if (run / "config.yaml").exists():
         commands["reproduce"] = (
             f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shlex.quote(str(run))}-again"

@@ -33,18 +33,18 @@ class CreditConfig:
     kind: Literal["turn", "token", "nested", "bandit"] = "nested"
     """Estimator: :func:`turn_gae`, :func:`token_gae`, :func:`nested_gae` or :func:`bandit`."""
     gamma: ClosedUnitInterval = 0.99
-    """Discount per turn; bandit credit has none."""
+    """Discount per turn; not used by bandit credit."""
     gae_lambda: ClosedUnitInterval = 0.95
-    """GAE coefficient (lambda) per turn; 0 gives one-step targets from the value function, 1 sums all rewards. Bandit
-    credit has none."""
+    """GAE coefficient (lambda) per turn; 0 gives one-step targets from the value function, 1 sums all rewards. Not
+    used by bandit credit."""
     critic_lambda: ClosedUnitInterval | None = None
     """GAE coefficient (lambda) of the targets of the value function, per turn and per token (decoupled GAE,
     arXiv:2503.01491). With 1, a critic learns from its own predictions only where an episode continues after the
     collection. Null uses ``gae_lambda`` and ``token_lambda``."""
     token_gamma: ClosedUnitInterval = 1.0
-    """Discount per token inside a turn; turn credit has none."""
+    """Discount per token inside a turn; not used by turn credit."""
     token_lambda: ClosedUnitInterval = 0.98
-    """GAE coefficient (lambda) per token inside a turn; turn credit has none."""
+    """GAE coefficient (lambda) per token inside a turn; not used by turn credit."""
     local_penalties: bool = False
     """Whether a negative reward affects only the advantage of its own turn, and not those of earlier turns."""
     bootstrap_last: bool = False

@@ -303,10 +303,16 @@ def scatter(rows: Sequence[np.ndarray], tensors: Sequence[Tensor], num_envs: int
 
 
 def turn_metrics(steps: Sequence[Step]) -> dict[str, Tensor]:
-    """Return the metrics in the infos, each float32 ``(turn,)``, or ``(episode,)`` for metrics of whole episodes."""
+    """Return the metrics in the infos, each float32 ``(turn,)``, or ``(episode,)`` for metrics of whole episodes.
+
+    Terms of a reward are NaN for turns that did not report them.
+    """
     columns: dict[str, list[np.ndarray]] = defaultdict(list)
+    terms = {name for step in steps for name in step.infos if name.startswith("reward/")}
     for step in steps:
+        missing = np.full(len(step.rows), np.nan)
         reported = {name: column for name, column in step.infos.items() if column.dtype.kind in "bfiu"}
+        reported = dict.fromkeys(terms, missing) | reported
         reported |= {"episode_return": step.episode_return, "episode_length": step.turn + 1}
         for name, column in reported.items():
             columns[name].append(column[step.ended] if name in _EPISODE_METRICS else column)

@@ -221,7 +221,7 @@ def record_rollout(module: GradientModule, rollout: Rollout, seconds: float) -> 
         elif name == "success":
             module.record("rollout/success_rate", values)
         elif name.startswith("reward/"):
-            module.record(f"rollout/{name.replace('/', '_')}", values)
+            module.record(f"rollout/{name.replace('/', '_')}", values[~values.isnan()])
     ranks = module.trainer.world_size  # the mean over ranks is logged, and the rate is that of all ranks together
     module.record("throughput/env_steps_per_second", torch.tensor(ranks * rollout.num_turns / seconds))
     module.record("throughput/tokens_per_second", torch.tensor(ranks * float(rollout.response_mask.sum()) / seconds))

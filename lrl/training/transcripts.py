@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ class Transcripts(L.Callback):
     checkpoint within a collection contains them, because a resumed run trains on the stored turns without playing the
     episodes again.
 
-    The text counts collections from 1, like the terminal, and ``transcripts.jsonl`` from 0, like ``groups.csv``. If the
-    reward has terms, both contain the terms of each turn, without their weights. Turns in ``transcripts.jsonl`` also
+    The text counts collections from 1, like the terminal, and ``transcripts.jsonl`` from 0, like ``groups.csv``. Both
+    contain the terms of the reward that a turn reported, without their weights. Turns in ``transcripts.jsonl`` also
     have ``valid``, which says whether the action is valid, and lists with one element per sampled token: ``tokens``,
     their texts; ``logprobs`` while sampling; ``new_logprobs`` with the weights after training on the collection;
     ``advantages``; and ``values`` if there is a critic. A policy that writes no text has no ``tokens``, because its
@@ -150,9 +151,11 @@ def episodes_of(rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
 def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     rows = (rollout.active.flatten().cumsum(0) - 1).view_as(rollout.active)[:, env].tolist()
-    by_row = {name: values.tolist() for name, values in rollout.metrics.items() if len(values) == rollout.num_turns}
-    terms = {name.removeprefix("reward/"): by_row[name] for name in by_row if name.startswith("reward/")}
     times = rollout.active[:, env].nonzero()[:, 0].tolist()
+    valid = rollout.metrics.get("action_valid")
+    if valid is not None and len(valid) != rollout.num_turns:
+        valid = None
+    terms = {name: values for name, values in rollout.metrics.items() if name.startswith("reward/")}
     for time in times:
         turns.append(
             {
@@ -164,10 +167,12 @@ def _episodes_of_env(rollout: Rollout, env: int) -> Iterator[dict[str, Any]]:
                 "response_tokens": int(rollout.response_mask[time, env].sum()),
             }
         )
-        if terms:
-            turns[-1]["reward_terms"] = {name: values[rows[time]] for name, values in terms.items()}
-        if "action_valid" in by_row:
-            turns[-1]["valid"] = bool(by_row["action_valid"][rows[time]])
+        reported = {name.removeprefix("reward/"): float(values[rows[time]]) for name, values in terms.items()}
+        reported = {name: value for name, value in reported.items() if not math.isnan(value)}
+        if reported:
+            turns[-1]["reward_terms"] = reported
+        if valid is not None:
+            turns[-1]["valid"] = bool(valid[rows[time]])
         terminated, truncated = bool(rollout.terminated[time, env]), bool(rollout.truncated[time, env])
         if terminated or truncated or time == times[-1]:
             yield {

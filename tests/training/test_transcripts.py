@@ -2,8 +2,11 @@
 
 import errno
 import json
+from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import tiny_runs
@@ -16,7 +19,7 @@ from lrl.faults import DiskFullError
 from lrl.policies.baselines import RandomActor
 from lrl.rewards.reward import Reward
 from lrl.training import transcripts
-from lrl.training.collect import CollectionPlan, EpisodeCollector, FixedHorizonCollector
+from lrl.training.collect import CollectionPlan, EpisodeCollector, FixedHorizonCollector, record_rollout
 from lrl.training.transcripts import Transcripts, episodes_of, write_episodes
 
 LAKE = GymnasiumEnvs("FrozenLake-v1", max_episode_steps=5)
@@ -131,12 +134,71 @@ def test_the_terms_of_a_reward_are_those_of_each_turn(tmp_path):
         assert turn["reward"] == pytest.approx(2 * terms["state"] + 0.5 * terms["response"])
     assert len({turn["reward_terms"]["state"] for turn in turns}) > 2 and not problems
     terms = turns[0]["reward_terms"]
-    line = f"reward {turns[0]['reward']:.3f} (response {terms['response']:.3f}, state {terms['state']:.3f})\n"
+    line = f"reward {turns[0]['reward']:.4g} (response {terms['response']:.4g}, state {terms['state']:.4g})\n"
     assert line in (tmp_path / "transcripts.txt").read_text()
     assert all("(response " in shown.turns[0].head for shown in chosen_episodes(episodes))
 
 
-def test_damaged_terms_are_a_damaged_line(tmp_path):
-    turn = {"response": "", "reward": 0.0, "reward_terms": "state"}
+class TermsEnv(gym.Env):
+    """Episodes of 2 to 4 steps; the first term is the number of steps so far, the second one is reported at the end."""
+
+    observation_space, action_space = gym.spaces.Discrete(9), gym.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.length = 0, 2 + (seed or 0) % 3
+        return 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        ended = self.steps == self.length
+        terms = {"reward_steps": float(self.steps)} | ({"reward_end": 10.0} if ended else {})
+        return self.steps, sum(terms.values()), ended, False, terms
+
+
+@pytest.mark.parametrize("num_steps", [None, 7])
+@pytest.mark.parametrize("num_envs", [1, 4])
+def test_the_terms_of_a_native_environment_are_those_of_each_turn(num_steps, num_envs):
+    gym.register("lrl-test/Terms-v0", TermsEnv, max_episode_steps=9)
+    try:
+        envs = GymnasiumEnvs("lrl-test/Terms-v0", max_invalid=9)
+        policy = RandomActor("direct")
+        policy.has_critic = False
+        policy.connect(envs.codec)
+        made = envs.make(num_envs, "direct")
+        invalid = iter(range(10**6))
+        act = policy.act
+
+        def sometimes_invalid(*given):
+            decisions = act(*given)
+            actions = ["nothing" if next(invalid) % 5 == 2 else one for one in decisions.actions]
+            return replace(decisions, actions=actions)
+
+        policy.act = sometimes_invalid
+        plan = CollectionPlan(seed=0, collection=0, num_groups=num_envs, group_size=1, num_steps=num_steps)
+        if num_steps is None:
+            rollout = EpisodeCollector(policy, made).collect(plan)
+        else:
+            rollout = FixedHorizonCollector(policy, made, 0, np.arange(num_envs), num_envs).collect(plan)
+    finally:
+        gym.registry.pop("lrl-test/Terms-v0")
+    turns = [turn for episode in episodes_of(rollout, num_envs) for turn in episode["turns"]]
+    assert not all(turn["valid"] for turn in turns)
+    for turn in turns:
+        terms = turn.get("reward_terms", {})
+        assert turn["valid"] == ("steps" in terms) and (sum(terms.values()) == turn["reward"] or not turn["valid"])
+    reported = [turn["reward_terms"] for turn in turns if "reward_terms" in turn]
+    assert {len(terms) for terms in reported} == {1, 2}
+    module = SimpleNamespace(recorded={}, max_response_tokens=1, trainer=SimpleNamespace(world_size=1))
+    module.record = lambda name, values: module.recorded.__setitem__(name, values.tolist())
+    record_rollout(module, rollout, 1.0)
+    for name in ("steps", "end"):
+        values = sorted(terms[name] for terms in reported if name in terms)
+        assert sorted(module.recorded[f"rollout/reward_{name}"]) == values
+
+
+@pytest.mark.parametrize("terms", ["state", [], [["a", 1.0]], {"a": "b"}, None])
+def test_damaged_terms_are_a_damaged_line(terms, tmp_path):
+    turn = {"response": "", "reward": 0.0, "reward_terms": terms}
     (tmp_path / "lines").write_text(json.dumps({"return": 0.0, "collection": 0, "turns": [turn]}) + "\n")
     assert not read_transcripts(tmp_path / "lines", problems := []) and "1 line" in problems[0]
