@@ -41,8 +41,9 @@ def compare(runs: list[Path], *, baseline: list[Path], metric: str | None = None
         ValueError: If the runs have no common metric or seed, or the baseline runs have different configurations.
     """
     from lrl.evaluation import comparison
-    from lrl.evaluation.run_records import environment_of
+    from lrl.evaluation.run_records import environment_of, training_runs
 
+    runs, baseline = training_runs(runs), training_runs(baseline)
     ours, theirs = (_groups(paths) for paths in (runs, baseline))
     labels = {run: group.label for group in _groups([*runs, *baseline]) for run in group.runs}
     if len(theirs) > 1:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lrl.cli.command import command
+from lrl.cli.command import command, command_line
 from lrl.cli.options import DeviceOptions, ModelOptions, PlayedEnvOptions, PlayOptions, exactly_one
 from lrl.ranges import PositiveInt
 
@@ -83,6 +83,7 @@ def _on_device(
     output: OutputOptions,
 ) -> None:
     """Evaluate on one of the devices; the first one reports the results of all."""
+    from lrl.cli.run_directory import commit
     from lrl.evaluation.load import usage_line
     from lrl.evaluation.report import write_json
 
@@ -111,7 +112,8 @@ def _on_device(
         _print(rows, loaded, play, "\n".join(filter(None, lines)))
         if output.json is not None:
             names = loaded.info["env_id"], loaded.info["name"]
-            report: dict[str, Any] = results.report(*names)
+            report: dict[str, Any] = results.report(*names) | {"temperature": play.temperature}
+            report |= {"command": command_line("lrl evaluate"), "commit": commit()}
             report |= {"usage": usage, "usage_in_all": in_all} if usage else {}
             report |= {"merged_adapters": True} if subject.merge_adapters else {}
             report |= (
@@ -203,7 +205,8 @@ def _print(rows: dict[str, EpisodeResults], loaded: Loaded, play: PlayOptions, c
     from lrl.evaluation.report import results_table
 
     seeds = f"seeds {play.seed} to {play.seed + play.episodes - 1}"
-    title = f"{loaded.info['name']} in {loaded.info['env_id']}\n{play.episodes} episodes ({seeds}), 95% intervals"
+    how = f"{play.episodes} episodes ({seeds}), temperature {play.temperature:g}, 95% intervals"
+    title = f"{loaded.info['name']} in {loaded.info['env_id']}\n{how}"
     Console().print(results_table(rows, title, caption))
 
 

@@ -145,6 +145,8 @@ class SaveRunConfig(SaveConfigCallback):
     """The configuration as YAML, once the run directory or a checkpoint has it."""
     begun = False
     """Whether training or an evaluation has started."""
+    _logged = False
+    """Whether the loggers have the configuration."""
     before = 0
     """Number of minibatches that were trained before this launch."""
 
@@ -160,9 +162,14 @@ class SaveRunConfig(SaveConfigCallback):
         """Record that the run has started. From now on only a ``LateSettingError`` removes its directory."""
         self.begun, self.before = True, _trained(trainer)
 
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
+        """Pass the configuration to the loggers; a checkpoint that does not fit has raised an error before."""
+        self._log_config(trainer)
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record that an evaluation has started."""
         self.begun = True
+        self._log_config(trainer)
 
     on_test_start = on_predict_start = on_validation_start
 
@@ -176,10 +183,15 @@ class SaveRunConfig(SaveConfigCallback):
             checkpoint["lrl"]["lengths"] = self.run_directory.lengths()
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Write the configuration to the run directory, and pass it to the other loggers."""
+        """Write the configuration to the run directory."""
         path = Path(trainer.default_root_dir) / "config.yaml"  # Lightning would take the folder of the first logger
-        text = self._written()
-        path.write_text(text, encoding="utf-8")
+        path.write_text(self._written(), encoding="utf-8")
+
+    def _log_config(self, trainer: L.Trainer) -> None:
+        """Pass the configuration to the loggers, once."""
+        if self._logged or not trainer.is_global_zero:
+            return
+        self._logged, text = True, self._written()
         values = from_yaml(text)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):  # log_hyperparams writes only hparams.yaml
@@ -291,7 +303,7 @@ class LRLCLI(LightningCLI):
             return
         sentence = (
             f"nothing was trained: the run of {os.path.relpath(checkpoint)} had already reached "
-            f"{' and '.join(self._reached_limits()) or 'a limit'}; raise it to continue the run."
+            f"{' and '.join(self._reached_limits()) or 'a limit'}; continue the run with a higher limit."
         )
         if self._restarted:
             logging.getLogger("lrl").warning(sentence)

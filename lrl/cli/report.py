@@ -38,16 +38,18 @@ def report(runs: list[str], *, baseline: list[str] | None = None, out: Path | No
 
 
 def _directories(names: Sequence[str], key: str) -> list[Path]:
-    """Return existing run directories; files such as those that a shell expands from ``*`` are left out.
+    """Return existing run directories, without those of validations and files that a shell expands from ``*``.
 
     Raises:
         ValueError: If one does not exist, or none is a directory.
     """
+    from lrl.evaluation.run_records import training_runs
+
     paths = [Path(name) for name in names]
     for path in paths:
         if not path.exists():
             raise ValueError(f"{key} is {str(path)!r}, which does not exist; name a run directory.")
-    directories = [path for path in paths if path.is_dir()]
+    directories = training_runs(path for path in paths if path.is_dir())
     if paths and not directories:
         raise ValueError(f"{key} is {str(paths[0])!r}, which is a file; name a run directory.")
     return directories

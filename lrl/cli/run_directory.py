@@ -104,14 +104,11 @@ class RunDirectory:
             raise ValueError(not_empty)
         try:
             path.mkdir(parents=True, exist_ok=True)
+            others = [one for one in path.iterdir() if one.name != "run.log"]  # another rank may have begun the log
+            if first and not continues and others:
+                raise ValueError(not_empty)
             if first:
                 _lock(path)
-            others = [
-                found for found in path.iterdir() if found.name != "run.log"
-            ]  # another rank may have begun the log
-            if first and not continues and others:
-                _unlock(path)
-                raise ValueError(not_empty)
         except OSError as error:
             _remove_empty(made)
             raise ValueError(_not_written(path, error)) from error
@@ -240,8 +237,6 @@ class RunDirectory:
             for record in [found for name in _RECORDS for found in self.path.glob(name)]:
                 shutil.rmtree(record) if record.is_dir() else record.unlink()
             _remove_empty(self.made)
-            if not self.path.exists():
-                logging.getLogger("lrl").info("%s removed, because the run did not begin", os.path.relpath(self.path))
         self.unlock()
 
 

@@ -47,15 +47,18 @@ def table(runs: list[Path], *, metric: str | None = None, incomplete: bool = Fal
 def run_directories(paths: Sequence[Path]) -> list[Path]:
     """Return the run directories among paths and below them, each once.
 
-    Interrupted runs that were started again (:func:`lrl.files.is_replaced`) are left out if there are others.
+    Evaluations, and interrupted runs that were started again (:func:`lrl.files.is_replaced`), are left out if there are
+    others.
 
     Raises:
         ValueError: If a path contains no run directory.
     """
+    from lrl.evaluation.run_records import training_runs, trains
+
     found: dict[Path, None] = {}
-    for path in paths:
+    for path in training_runs(paths):
         below = [path / "config.yaml"] if (path / "config.yaml").is_file() else sorted(path.rglob("config.yaml"))
-        runs = [file.parent for file in below if "earlier" not in file.parts and _trains(file.parent)]
+        runs = [file.parent for file in below if "earlier" not in file.parts and trains(file.parent)]
         if not runs:
             raise ValueError(f"run is {str(path)!r}, which holds no run directory, a folder with a config.yaml.")
         found |= dict.fromkeys(runs)
@@ -136,12 +139,6 @@ def _missing_text(missing: Mapping[str, Sequence[Path]], total: int) -> str:
         f"{len(names)} of {total} runs are missing: {', '.join(names[:_MOST_NAMES])}{more}; let them finish, or give "
         "--incomplete for a table that counts them."
     )
-
-
-def _trains(run: Path) -> bool:
-    """Return whether a run directory is that of ``lrl fit``, and not of ``lrl validate``, ``test`` or ``predict``."""
-    file = run / "command.txt"
-    return not file.is_file() or not {"validate", "test", "predict"} & set(file.read_text(encoding="utf-8").split()[:2])
 
 
 def _longest(runs: Sequence[Path], metric: str) -> list[Path]:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from lrl.evaluation.report import read_result
-from lrl.evaluation.run_records import logged_metrics, logged_rows, read_config
+from lrl.evaluation.run_records import logged_metrics, logged_rows, read_config, training_runs
 from lrl.evaluation.statistics import (
     MIN_SEEDS,
     RESULT_METRICS,
@@ -238,7 +238,8 @@ def group_runs(arguments: Iterable[str]) -> dict[str, list[Path]]:
     groups: dict[str, list[Path]] = {}
     configured: dict[Path, Path] = {}
     named = [(label, run) for label, runs in map(_labelled_runs, arguments) for run in runs]
-    for label, run in [(label, run) for label, run in named if not is_replaced(run)] or named:
+    kept = {*training_runs(run for _, run in named if not is_replaced(run))}
+    for label, run in [(label, run) for label, run in named if run in kept] or named:
         folder = run.parent if run.is_file() else run
         if not label and (folder / "config.yaml").is_file():
             configured[folder] = run

@@ -111,6 +111,21 @@ def earlier_launches(run: Path) -> list[Path]:
     return sorted(folders, key=lambda folder: int(folder.name))
 
 
+def trains(run: Path) -> bool:
+    """Return whether a run directory is that of ``lrl fit``, and not of ``lrl validate``, ``test`` or ``predict``."""
+    file = run / "command.txt"
+    return not file.is_file() or not {"validate", "test", "predict"} & set(file.read_text(encoding="utf-8").split()[:2])
+
+
+def training_runs(paths: Iterable[Path]) -> list[Path]:
+    """Return those of several paths that are no directories of ``lrl validate``, ``test`` or ``predict``.
+
+    If all are, all are returned. A path may also be a file.
+    """
+    paths = list(paths)
+    return [path for path in paths if not path.is_dir() or trains(path)] or paths
+
+
 def minutes_of(run: Path) -> float | None:
     """Return the duration of a run over all its launches in minutes; None if the last launch has not finished.
 
@@ -214,7 +229,7 @@ def commands_of(run: Path, names: Iterable[str]) -> dict[str, str]:
         if name == "checkpoint" and found:
             commands[name] = first
         elif name in ("evaluate", "watch") and found:
-            commands[name] = f"lrl {name} --checkpoint {loaded}"
+            commands[name] = f"lrl {name} --checkpoint {loaded}{_validated_at(run)}"
         elif name == "plot" and metric:
             clock = "" if "clock/env_steps" in _columns(run) else " --clock minutes"
             picture = shlex.quote(str(run / f"{metric.replace('/', '_')}.png"))
@@ -224,6 +239,15 @@ def commands_of(run: Path, names: Iterable[str]) -> dict[str, str]:
         elif name == "resume" and found and found[-1].name == "last.ckpt" and (run / "config.yaml").exists():
             commands[name] = f"lrl fit --resume {shown}{raised_limits(run)}"  # lrl.train writes no config.yaml
     return commands
+
+
+def _validated_at(run: Path) -> str:
+    """Return the option with which ``lrl evaluate`` samples as in validation; empty for its default, temperature 0."""
+    try:
+        temperature = section(section(read_config(run), "data"), "validation").get("temperature")
+    except _UNREADABLE:
+        return ""
+    return f" --temperature {temperature:g}" if isinstance(temperature, (int, float)) and temperature else ""
 
 
 def _result_metrics(run: Path) -> list[str]:
@@ -260,6 +284,7 @@ def _other_run(run: Path, metric: str) -> Path | None:
             if (
                 seed.search((folder / "config.yaml").read_text(encoding="utf-8"))  # parsing YAML takes much longer
                 and metric in _columns(folder)
+                and trains(folder)
                 and minutes_of(folder) is not None
                 and _environment(config := read_config(folder)) == _environment(own)
                 and without_run(config) != without_run(own)

@@ -124,7 +124,7 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
     except (*_READ_ERRORS, CheckpointException) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EPERM):
             raise  # a problem of the disk or of permissions, not of this file
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0].partition(", ")[0]
         raise ValueError(f"{str(path)!r} is not a checkpoint or is damaged ({reason}).") from error
 
 

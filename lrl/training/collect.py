@@ -38,7 +38,7 @@ _MANY_COLLECTIONS = 20
 
 
 def slow_settings(trainer: L.Trainer, module: L.LightningModule, data: RolloutDataModule) -> list[str]:
-    """Return warnings of settings with which a run learns slowly or mostly validates.
+    """Return warnings of settings with which a run learns slowly, mostly validates, or never does.
 
     Args:
         trainer: trainer of the run.
@@ -53,8 +53,13 @@ def slow_settings(trainer: L.Trainer, module: L.LightningModule, data: RolloutDa
             "data.num_minibatches are 1; higher values train more on each collection."
         )
     collections, episodes = trainer.max_epochs or -1, data.validation.episodes
-    validates = trainer.limit_val_batches != 0 and episodes > 0 and trainer.check_val_every_n_epoch == 1
-    if validates and not 0 <= collections < _MANY_COLLECTIONS:
+    validates, each = trainer.limit_val_batches != 0 and episodes > 0, trainer.check_val_every_n_epoch
+    if validates and each is not None and 0 <= collections < each:
+        warnings.append(
+            f"no held-out episodes are played, because trainer.check_val_every_n_epoch is {each}, but the run ends "
+            f"after {collections} collections (trainer.max_epochs); it must be at most {collections} for a validation."
+        )
+    if validates and each == 1 and not 0 <= collections < _MANY_COLLECTIONS:
         warnings.append(
             f"{episodes} held-out episodes are played after every collection, because "
             "trainer.check_val_every_n_epoch is 1; a higher value takes less time."
@@ -97,7 +102,7 @@ class VectorEnvRollouts(L.Callback):
         self.envs = data.env.make(num_envs, pl_module.policy.response_format)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: GradientModule) -> None:
-        """Warn of defaults with which a run learns slowly or mostly validates."""
+        """Warn of settings with which a run learns slowly, mostly validates, or never does."""
         if trainer.is_global_zero:
             for text in slow_settings(trainer, pl_module, self.data):
                 logging.getLogger("lrl").warning(text)

@@ -174,7 +174,9 @@ class RunModule(L.LightningModule, ABC):
         given = set(checkpoint.get("state_dict", saved.get("names", ())))  # sharded checkpoints store weights elsewhere
         missing, unexpected = sorted(set(self.state_dict()) - given), sorted(given - set(super().state_dict()))
         if missing or unexpected:
-            raise ValueError(f"the checkpoint does not fit: {missing[:3]} are missing, {unexpected[:3]} are unknown.")
+            found = {"lacks weights of the policy": missing, "has weights that the policy lacks": unexpected}
+            listed = " and ".join(f"{what} ({', '.join(names[:3])})" for what, names in found.items() if names)
+            raise ValueError(f"ckpt_path is a checkpoint that {listed}; give the configuration of its run.")
         if resumes:
             self._validated = saved.get("validated", -1)
             if "optimizers" in saved:
