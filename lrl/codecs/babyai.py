@@ -74,7 +74,7 @@ class BabyAICodec(NamedActionsCodec):
         Args:
             observation: MiniGrid's dict with ``image``, uint8 ``(7, 7, 3)``, and ``mission``, a string; or a vector of
                 :func:`symbolic_view`, whose mission is shown as its set of words. ``last_actions``, or their one-hot
-                codes, add ``You chose turn left, go forward`` with the newest action last.
+                codes, add ``You chose turn left, go forward`` after the goal, with the newest action last.
             context: unused.
 
         Raises:
@@ -88,9 +88,9 @@ class BabyAICodec(NamedActionsCodec):
             codes = parts[2].reshape(-1, NO_ACTION)
             last = np.where(codes.any(1), codes.argmax(1), NO_ACTION)
             observation = {"image": image, "mission": " ".join(words), "last_actions": last}
-        lines = [f"Goal: {observation['mission']}", *describe_view(observation["image"])]
         chosen = [self._actions[last] for last in observation.get("last_actions", ()) if last != NO_ACTION]
-        return "\n".join([*lines, f"You chose {', '.join(chosen)}"] if chosen else lines)
+        memory = [f"You chose {', '.join(chosen)}"] if chosen else []
+        return "\n".join([f"Goal: {observation['mission']}", *memory, *describe_view(observation["image"])])
 
     def summary(self, text: str) -> str:
         """Summarize where the first object of the goal is: ``red ball 2 left 1 forward``.
