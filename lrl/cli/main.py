@@ -145,31 +145,25 @@ class SaveRunConfig(SaveConfigCallback):
     """The configuration as YAML, once the run directory or a checkpoint has it."""
     begun = False
     """Whether training or an evaluation has started."""
-    _logged = False
-    """Whether the loggers have the configuration."""
     before = 0
     """Number of minibatches that were trained before this launch."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remove what was appended to files after the checkpoint was written.
+        """Remove what was appended to files after the checkpoint was written, and log the configuration.
 
         This is done here because the checkpoint has now been loaded without an error.
         """
         if self.run_directory is not None and self.lengths is not None:
             self.run_directory.rewind(self.lengths)
+        self._log_config(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record that the run has started. From now on only a ``LateSettingError`` removes its directory."""
         self.begun, self.before = True, _trained(trainer)
 
-    def on_train_batch_start(self, trainer: L.Trainer, *_: Any, **__: Any) -> None:
-        """Pass the configuration to the loggers; a checkpoint that does not fit has raised an error before."""
-        self._log_config(trainer)
-
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Record that an evaluation has started."""
         self.begun = True
-        self._log_config(trainer)
 
     on_test_start = on_predict_start = on_validation_start
 
@@ -186,12 +180,14 @@ class SaveRunConfig(SaveConfigCallback):
         """Write the configuration to the run directory."""
         path = Path(trainer.default_root_dir) / "config.yaml"  # Lightning would take the folder of the first logger
         path.write_text(self._written(), encoding="utf-8")
+        if stage != "fit":
+            self._log_config(trainer)
 
     def _log_config(self, trainer: L.Trainer) -> None:
-        """Pass the configuration to the loggers, once."""
-        if self._logged or not trainer.is_global_zero:
+        """Pass the configuration to the loggers of the first rank."""
+        if not trainer.is_global_zero:
             return
-        self._logged, text = True, self._written()
+        text = self._written()
         values = from_yaml(text)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):  # log_hyperparams writes only hparams.yaml

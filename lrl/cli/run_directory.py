@@ -26,6 +26,8 @@ from lrl.files import checkout, lock_folder, unlock_folder
 from lrl.functional.distributed import read_checkpoint
 
 _VARIABLE = "LRL_RUN_DIRECTORY"
+_EVENTS = "events.out.*"
+"""Pattern of TensorBoard's files, of which each launch creates one as soon as its trainer is set up."""
 _RECORDS = (
     "run.log",
     "command.txt",
@@ -33,7 +35,7 @@ _RECORDS = (
     "config.yaml",
     "hparams.yaml",
     "metrics.csv",
-    "events.out.*",
+    _EVENTS,
     "transcripts.*",
     ".restart",
     "wandb",
@@ -65,6 +67,8 @@ class RunDirectory:
     """Folder to which the records of the previous launch were moved, if this launch continues in the same directory."""
     logged: int | None = None
     """Size of ``run.log`` in bytes before this launch; None on ranks other than the first."""
+    events: frozenset[Path] = frozenset()
+    """TensorBoard's files of earlier launches."""
 
     @classmethod
     def create(
@@ -118,6 +122,7 @@ class RunDirectory:
             made if first and not continues else None,
             _unused(path) if first and others else None,
             (os.path.getsize(log) if os.path.isfile(log) else 0) if first else None,
+            frozenset(path.glob(_EVENTS)),
         )
         try:
             run._begin(quiet=not first)
@@ -231,6 +236,8 @@ class RunDirectory:
         if self.logged is not None and log.is_file() and log.stat().st_size > self.logged:
             _stop_log()
             os.truncate(log, self.logged)  # otherwise a finished run would be read as one that is being continued
+            for file in {*self.path.glob(_EVENTS)} - self.events:
+                file.unlink()
         if self.made is not None and not (self.path / "checkpoints").exists():
             _stop_log()
             os.environ.pop(_VARIABLE, None)
