@@ -80,9 +80,10 @@ def test_the_command_prints_baselines_beside_the_policy_and_writes_json(
     path = tmp_path / "figures.json"
     evaluate(monkeypatch, "--policy", "constant", "--episodes", "12", "--num_envs", "5", "--json", str(path))
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("constant", "random", "expert", "optimum 0.7442"))
+    assert all(word in printed for word in ("constant", "random", "expert", "optimum 0.7442", "temperature 0,"))
     report = json.loads(path.read_text())
     assert (report["env_id"], report["policy"], report["episodes"]) == ("FrozenLake-v1", "constant", 12)
+    assert (report["temperature"], report["command"].split()[:4]) == (0.0, ["lrl", "evaluate", "--policy", "constant"])
     assert [episode["seed"] for episode in report["per_episode"]] == list(range(10_000, 10_012))
 
 

@@ -48,6 +48,12 @@ def test_a_schedule_that_the_budget_of_turns_may_cut_short_is_named():
         ({"num_steps": 4}, {"limit_val_batches": 1.0, "max_epochs": 19}, []),
         ({"num_steps": 4}, {"limit_val_batches": 1.0, "max_epochs": 20, "check_val_every_n_epoch": 2}, []),
         ({"num_steps": 4}, {"max_epochs": 20}, []),
+        (
+            {"num_steps": 4},
+            {"limit_val_batches": 1.0, "max_epochs": 3, "check_val_every_n_epoch": 4},
+            ["no held-out episodes are played, because trainer.check_val_every_n_epoch is 4"],
+        ),
+        ({"num_steps": 4}, {"limit_val_batches": 1.0, "max_epochs": 4, "check_val_every_n_epoch": 4}, []),
     ],
 )
 def test_settings_with_which_a_run_learns_slowly_or_mostly_validates_are_named(tmp_path, sizes, trainer, words):
