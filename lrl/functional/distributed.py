@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import pickle
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,7 +125,9 @@ def read_checkpoint(path: Path, weights: bool = True) -> dict[str, Any]:
     except (*_READ_ERRORS, CheckpointException) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EACCES, errno.EPERM):
             raise  # a problem of the disk or of permissions, not of this file
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0].partition(", ")[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
+        if path.is_file() and not zipfile.is_zipfile(path):
+            reason = "torch.save did not write it, or not completely"
         raise ValueError(f"{str(path)!r} is not a checkpoint or is damaged ({reason}).") from error
 
 

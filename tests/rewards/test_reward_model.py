@@ -165,7 +165,7 @@ def test_a_checkpoint_without_a_reward_model_raises_one_sentence(tmp_path) -> No
     assert "it must be a checkpoint, or a run directory" in error(tmp_path / "none")
     assert "it must be a checkpoint, or a run directory" in error(tmp_path)
     (tmp_path / "text.ckpt").write_text("nothing")
-    assert "is not a checkpoint or is damaged" in error(tmp_path / "text.ckpt")
+    assert "is damaged (torch.save did not write it, or not completely)" in error(tmp_path / "text.ckpt")
     torch.save({"state_dict": {}, "lrl": {}}, tmp_path / "policy.ckpt")
     assert "contains no reward model" in error(tmp_path / "policy.ckpt")
     model = fitted()
