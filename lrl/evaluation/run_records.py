@@ -114,7 +114,8 @@ def earlier_launches(run: Path) -> list[Path]:
 def trains(run: Path) -> bool:
     """Return whether a run directory is that of ``lrl fit``, and not of ``lrl validate``, ``test`` or ``predict``."""
     file = run / "command.txt"
-    return not file.is_file() or not {"validate", "test", "predict"} & set(file.read_text(encoding="utf-8").split()[:2])
+    words = file.read_text(encoding="utf-8", errors="replace").split() if file.is_file() else []
+    return not {"validate", "test", "predict"} & {*words[:2]}
 
 
 def training_runs(paths: Iterable[Path]) -> list[Path]:
