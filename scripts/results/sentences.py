@@ -219,6 +219,8 @@ _MEMORIES = {
     "view only, 0": "_greedy",
     "view and last action, 1": "_last_action",
     "view and last action, 0": "_last_action_greedy",
+    "view and four last actions, 1": "_last_actions",
+    "view and four last actions, 0": "_last_actions_greedy",
 }
 """Observations and temperatures of the network on BabyAI, as the page names them, and parts of results' names."""
 _LAKE_SHARE = "reaches the goal in {}% of episodes"
@@ -340,6 +342,12 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
             text="It ends at {}, {}, {}, {} and\n{}; the mean of the five differences is {} ({} to {}, bootstrap over",
             figures=lambda results: _with_difference(
                 *(_last_values(results[f"babyai_ppo_mlp{of}"], range(5)) for of in ("_last_action", ""))
+            ),
+        ),
+        Sentence(
+            text="It ends at {}, {}, {}, {} and\n{}; the mean of the five differences from the last action alone is {} ({} to {})",
+            figures=lambda results: _with_difference(
+                *(_last_values(results[f"babyai_ppo_mlp{of}"], range(5)) for of in ("_last_actions", "_last_action"))
             ),
         ),
         Sentence(
