@@ -28,6 +28,7 @@ def test_evaluating_a_served_environment_equals_evaluating_it_here(tmp_path):
         there = evaluate(f"--env_url {url}", tmp_path / "there.json")
         here = evaluate("--env_id FrozenLake-v1", tmp_path / "here.json")
         assert there.pop("env_id") == url and here.pop("env_id") == "FrozenLake-v1"
+        assert url in there.pop("command") and url not in here.pop("command")
         assert there.pop("env_steps_per_second") > 0 and here.pop("env_steps_per_second") > 0
         assert there == here
         short = evaluate(f"""--env_url {url} --env_kwargs '{{"max_episode_steps": 1}}'""", tmp_path / "short.json")

@@ -207,7 +207,9 @@ def test_another_base_model_raises_at_resume(folder, runs, tmp_path):
         fit(grpo(other), tmp_path, ckpt_path=last(runs / "full"), max_epochs=2)
 
 
-@pytest.mark.parametrize(("edit", "complaint"), [("drop", "are missing"), ("add", "are unknown")])
+@pytest.mark.parametrize(
+    ("edit", "complaint"), [("drop", "lacks weights of the policy"), ("add", "has weights that the policy lacks")]
+)
 def test_missing_and_unknown_weights_raise_their_names(folder, runs, tmp_path, edit, complaint):
     checkpoint = saved(runs / "lora")
     name = next(iter(checkpoint["state_dict"]))
