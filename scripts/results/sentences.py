@@ -262,8 +262,12 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
         ),
         Sentence(text=_EXPERIMENT, figures=_experiment),
         Sentence(
-            text="a network that also observes its last action has\n{} with 0 to 5 distractors",
-            figures=lambda results: [f"{final_values(results['babyai_ppo_mlp_last_action']).mean():.2f}"],
+            text="if they also see their last four actions, the\nnetwork has {} ({} seeds) and the language model {} ({} seed)",
+            figures=lambda results: [
+                text
+                for values in (final_values(results[f"babyai_{of}_last_actions"]) for of in ("ppo_mlp", "reward_alone"))
+                for text in (f"{values.mean():.2f}", f"{len(values)}")
+            ],
         ),
         Sentence(
             text="On CartPole the network had {} steps, and the language model up to {} with a stop at {}",

@@ -61,6 +61,7 @@ def evaluated(server, capsys, more=""):
 
 def without_time(path):
     report = json.loads(Path(path).read_text())
+    assert report.pop("command").startswith("lrl evaluate ")
     return {
         name: value for name, value in report.items() if name not in ("env_steps_per_second", "usage", "usage_in_all")
     }
