@@ -38,7 +38,7 @@ def report(runs: list[str], *, baseline: list[str] | None = None, out: Path | No
 
 
 def _directories(names: Sequence[str], key: str) -> list[Path]:
-    """Return existing run directories, without those of validations and files that a shell expands from ``*``.
+    """Return existing run directories; those of evaluations are left out, and files that a shell expands from ``*``.
 
     Raises:
         ValueError: If one does not exist, or none is a directory.

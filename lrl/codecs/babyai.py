@@ -33,7 +33,7 @@ _CELL_ENDS = (len(OBJECTS), len(OBJECTS) + len(COLORS))
 SYMBOLIC_SIZE = VIEW_SIZE * VIEW_SIZE * sum(_CELL_SIZES) + len(MISSION_WORDS)
 """Length of :func:`symbolic_view` without last actions."""
 NO_ACTION = 6
-"""Number of actions, and the value in ``last_actions`` of turns before an episode's first."""
+"""Number of actions. In ``last_actions`` it stands for a turn before the start of the episode."""
 
 _GOAL_OBJECT = re.compile(rf"((?:(?:{'|'.join(COLORS)}) )?(?:{'|'.join(OBJECTS[4:8])}))\b")
 """Matches an object in a goal, with its colour if there is one."""
