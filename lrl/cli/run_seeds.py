@@ -244,7 +244,8 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
     former, log = (file.read_text(encoding="utf-8") if file.is_file() else "" for file in files)
     if not any(_with_full_paths(shlex.split(former)[-len(one) :]) == _with_full_paths(one) for one in (args, resumed)):
         raise ValueError(
-            f"folder contains {str(run)!r}, a run that was made by another command; remove it or use another folder."
+            f"folder contains {str(run)!r}, a run that was made by another command{_difference(former, args)}; remove "
+            "it or use another folder."
         )
     if "finished after" in log:
         return []
@@ -257,6 +258,27 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
             "remove it or use another folder."
         )
     return args
+
+
+def _difference(former: str, args: Sequence[str]) -> str:
+    """Return the options in which the command of a run differs from given arguments, in parentheses, for a message."""
+    before, now = _options(shlex.split(former)), _options(args)
+    lacking, added = (
+        ", ".join(f"'{' '.join(option)}'" for option in one if option not in other)
+        for one, other in ((before, now), (now, before))
+    )
+    return f" (with {lacking or 'no other option'} instead of {added or 'nothing'})" if former else ""
+
+
+def _options(args: Sequence[str]) -> list[list[str]]:
+    """Return each option of a command with its values, without what comes before the first one."""
+    options = list[list[str]]()
+    for arg in _with_full_paths(args):
+        if arg.startswith("--"):
+            options.append([arg])
+        elif options:
+            options[-1].append(arg)
+    return options
 
 
 def _with_full_paths(args: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from lrl.envs.processes import ProcessEnvs, SeparateEnvs
 from lrl.envs.text import TextEnv
 from lrl.faults import reason_of
 from lrl.files import require
-from lrl.ranges import PositiveFloat, PositiveInt, check_arguments, check_kinds
+from lrl.ranges import PositiveFloat, PositiveInt, check_arguments, check_call
 from lrl.registry import register
 
 _ALWAYS_END = ("lrl/Nim-v0", "Blackjack-v1")
@@ -171,7 +171,7 @@ class GymnasiumEnvs(EnvFactory):
         if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
             redirect_mujoco_warnings()
         try:
-            check_kinds(_entry_point(spec), self.kwargs)
+            check_call(_entry_point(spec), self.kwargs)
             env = gym.make(spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs)
         except Exception as error:
             if self.kwargs and isinstance(error, (TypeError, KeyError, ValueError)):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lrl.addresses import is_loopback
+from lrl.ranges import check_call
 
 _MAX_BYTES = 100 * 2**20
 """Maximum size of a message, as in OpenEnv's own client."""
@@ -283,9 +284,11 @@ class LocalEndpoint:
         return LocalSession(self._make(), self._action_class())
 
     def _make(self) -> Any:
+        environment = load_object(self.name, "env.environment")
         try:
-            return load_object(self.name, "env.environment")(**self.kwargs)
-        except TypeError as error:
+            check_call(environment, self.kwargs)
+            return environment(**self.kwargs)
+        except (TypeError, ValueError) as error:
             raise ValueError(
                 f"env.kwargs is {dict(self.kwargs)}, which {self.name} does not accept: {error}"
             ) from error

@@ -80,7 +80,11 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("config", "file", "sentence"),
     [
-        ("other.yaml", "metrics.csv", "was made by another command; remove it or use another folder"),
+        (
+            "other.yaml",
+            "metrics.csv",
+            r"another command \(with '--config \S+/other.yaml' instead of '--config \S+/some.yaml'\); remove it or use",
+        ),
         (
             "some.yaml",
             "checkpoints/best.ckpt",

@@ -76,7 +76,14 @@ def test_the_time_limit_can_be_set() -> None:
     [
         ({"id": "FrozenLake-v7"}, "env.id is 'FrozenLake-v7'"),
         ({"id": "no_such_module:Env-v0"}, "env.id is 'no_such_module:Env-v0'"),
-        ({"id": "FrozenLake-v1", "kwargs": {"slippery": True}}, "env.kwargs is {'slippery': True}"),
+        (
+            {"id": "FrozenLake-v1", "kwargs": {"slippery": True}},
+            "env.kwargs is {'slippery': True}, which FrozenLake-v1 does not accept: there is no argument 'slippery'; "
+            "did you mean 'is_slippery'?",
+        ),
+        ({"id": "FrozenLake-v1", "kwargs": {"x": 1}}, "no argument 'x'; it has 'render_mode', 'desc', 'map_name',"),
+        ({"id": "lrl/BabyAI-MixedTrainLocal-v0", "kwargs": {"num_distractor": 3}}, "did you mean 'num_distractors'?"),
+        ({"id": "lrl/HalfCheetah-v5", "kwargs": {"gravit": 3}}, "unexpected keyword argument 'gravit'"),
         ({"id": "FrozenLake-v1", "kwargs": {"map_name": "5x5"}}, "env.kwargs is {'map_name': '5x5'}"),
         ({"id": "FrozenLake-v1", "vectorization": "thread"}, "env.vectorization is 'thread'"),
         ({"id": "FrozenLake-v1", "max_invalid": 0}, "env.max_invalid is 0"),
