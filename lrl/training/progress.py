@@ -70,6 +70,8 @@ class ConsoleProgress(L.Callback):
         self._rows: dict[str, tuple[str, ...]] = {}
         """Figures below the bar: of the last collection and of the last validation."""
         self._began = self._advanced = time.monotonic()
+        self._earlier = 0.0
+        """Minutes of training before this launch, of a run that is resumed."""
         self._first = self._done = self._total = 0.0
         """Numbers of collections: before this launch, so far, and of the whole run, which is 0 if it is not known."""
         self._reported = self._env_steps = 0
@@ -83,6 +85,7 @@ class ConsoleProgress(L.Callback):
         self._reported, self._validated, self._rows = trainer.current_epoch, 0, {}
         self._logged = {"collection": -1, "validation": -1}
         self._began, self._first = time.monotonic(), trainer.current_epoch
+        self._earlier = getattr(pl_module, "clocks", {}).get("minutes", 0.0)
         self._advance(trainer.current_epoch, limit := _num_collections(trainer, pl_module))
         self._begin_phase(trainer)
         spent = getattr(getattr(trainer, "datamodule", None), "spent", False)
@@ -186,14 +189,14 @@ class ConsoleProgress(L.Callback):
 
     def _log(self, head: str, *figures: str) -> None:
         """Log a line with the elapsed minutes and as many figures as fit the terminal."""
-        minutes = f"{(time.monotonic() - self._began) / 60:.1f} min"
+        minutes = f"{self._earlier + (time.monotonic() - self._began) / 60:.1f} min"
         width = self._live.console.width if self._live else _WIDTH
         logging.getLogger("lrl").info("%s", _line(width, head, minutes, *figures, self._memory))
 
     def _display(self) -> Group:
         """Return the bar and the figures below it; the thread of ``Live`` calls it twice per second."""
         now, done = time.monotonic(), self._done - self._first
-        times = f"{(now - self._began) / 60:.1f} min"
+        times = f"{self._earlier + (now - self._began) / 60:.1f} min"
         if done > 0 and self._total:
             left = (self._total - self._done) * (self._advanced - self._began) / done - (now - self._advanced)
             times += f", {max(0.0, left) / 60:.1f} left"

@@ -107,12 +107,14 @@ def test_figures_are_rounded_and_invalid_actions_are_shown_only_if_there_are_any
     assert _figures(SimpleNamespace(callback_metrics=values), _TRAINING) == shown
 
 
-def test_a_resumed_run_says_with_which_collection_it_continues(caplog, monkeypatch):
+def test_a_resumed_run_says_with_which_collection_and_minute_it_continues(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("lrl"), "propagate", True)
     trainer = SimpleNamespace(current_epoch=4, max_epochs=9, ckpt_path="last.ckpt", is_global_zero=True)
     with caplog.at_level(logging.INFO, logger="lrl"):
-        ConsoleProgress().on_train_start(trainer, SimpleNamespace())
-    assert caplog.messages == ["continues with collection 5/9"]
+        progress = ConsoleProgress()
+        progress.on_train_start(trainer, SimpleNamespace(clocks={"minutes": 61.24}))
+        progress._log("collection 5/9")
+    assert caplog.messages == ["continues with collection 5/9", "collection 5/9  61.2 min"]
 
 
 def test_the_memory_of_a_gpu_is_shown(monkeypatch):
