@@ -49,7 +49,7 @@ def success_table(
         merge_adapters: merge the adapters into the weights first, which is faster; results are the same up to rounding.
         figure: metric that is shown for several policies.
         machine: description of the machine, written to the --json file.
-        json: write all results to this file.
+        json: write all results to this file, after each environment; "complete" is false until the last one.
     """
     from lrl.cli.run_directory import commit
     from lrl.evaluation.report import environments_table, write_json
@@ -64,7 +64,8 @@ def success_table(
             merge_adapters_of(_load(label, path, env_id[0], env_kwargs[0]).policy, label)
     rows: list[dict[str, Any]] = []
     settings, printed = list(dict.fromkeys(name for given in env_kwargs for name in given)), 0
-    for name, given in product(env_id, env_kwargs):
+    environments = list(product(env_id, env_kwargs))
+    for name, given in environments:
         for label, path in subjects:
             loaded = _load(label, path, name, given)
             if merge_adapters:
@@ -72,7 +73,8 @@ def success_table(
             rows.append(report_row(play.play(fabric, loaded), name, label, given))
         if json is not None:  # after each environment, because the next one may fail
             about = {"command": command_line("lrl success_table"), "commit": commit(), "machine": machine}
-            write_json(about | {"figure": figure, "environments": rows}, json)
+            complete = len(rows) == len(environments) * len(subjects)
+            write_json(about | {"figure": figure, "complete": complete, "environments": rows}, json)
         lines = environments_table(rows, settings, figure).split("\n")
         print("\n".join(lines[printed:]), flush=True)  # prints each line of the table as soon as it is known
         printed = len(lines)

@@ -22,11 +22,20 @@ def test_each_environment_is_a_line_and_an_entry_with_the_seeds_that_failed(tmp_
     lines = done.stdout.splitlines()
     assert lines[2].startswith("| `lrl/BabyAI-GoToLocal-v0` | 0.") and "| 1.000 (" in lines[2] and len(lines) == 4
     report = json.loads((tmp_path / "table.json").read_text())
-    assert [entry["env_id"] for entry in report["environments"]] == ids and "lrl success_table --policy" in report[
-        "command"
-    ]
+    assert (
+        report["complete"]
+        and [entry["env_id"] for entry in report["environments"]] == ids
+        and "lrl success_table --policy" in report["command"]
+    )
     for entry in report["environments"]:
         assert len(entry["failed_seeds"]) == round(3 * (1 - entry["success_rate"]))
+
+
+def test_a_table_that_ends_with_an_error_has_the_environments_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "table.json"
+    done = run("--env_id", "lrl/BabyAI-GoToLocal-v0", "minigrid:MiniGrid-Empty-5x5-v0", "--json", str(file))
+    report = json.loads(file.read_text())
+    assert done.returncode == 2 and [len(report["environments"]), report["complete"]] == [1, False]
 
 
 def test_an_interval_of_one_episode_is_null(tmp_path: Path) -> None:
