@@ -15,13 +15,17 @@ from lrl.cli.program import main
     ("command", "said"),
     [
         ("lrl evaluate --policy random --env_kwargs [1]", "--env_kwargs is '[1]'; it must be a JSON object"),
-        ("lrl evaluate --policy random --env_id Nothing-v0", "env.id is 'Nothing-v0', which is not registered"),
+        ("lrl evaluate --policy random --env_id Nothing-v0", ": --env_id is 'Nothing-v0', which is not registered"),
+        (
+            'lrl evaluate --policy random --env_id FrozenLake-v1 --env_kwargs {"slip":1}',
+            ": --env_kwargs is {'slip': 1}",
+        ),
         ("lrl evaluate --policy best", "--policy is 'best'; it must be one of"),
         ("lrl evaluate", "0 of --checkpoint, --model and --policy are given"),
         ("lrl evaluate --policy random --checkpoint nowhere", "2 of --checkpoint, --model and --policy are given"),
         (
             "lrl evaluate --model assets/tiny-lm --choose --response_format think_answer",
-            "prompt.response_format is 'think_answer'; it must be direct",
+            ": --response_format is 'think_answer'; it must be direct",
         ),
         ("lrl evaluate --checkpoint nowhere --env_id CartPole-v1", "--checkpoint is 'nowhere'"),
         ('lrl evaluate --checkpoint nowhere --reset_options {"low":0}', "--reset_options is given without --env_id"),

@@ -97,7 +97,8 @@ def user_errors(prog: str, options: Container[str] = (), args: Sequence[str] = (
     Args:
         prog: name of the program.
         options: names of its options. If an error begins with the name of an option, ``--`` is printed before it.
-        args: command-line arguments, of which an error of the operating system names the one with the path of a file.
+        args: command-line arguments. An error that begins with the configuration key of one of them, such as
+            ``env.id`` for ``--env_id``, and an error of the operating system about a file name the argument.
 
     Raises:
         SystemExit: If a user caused an error, or interrupted the program.
@@ -114,12 +115,22 @@ def user_errors(prog: str, options: Container[str] = (), args: Sequence[str] = (
             sentence = named
         sentence = _LONG_WORD.sub(lambda found: shortened(found[0]), sentence)
         sentence = sentence.removeprefix("argument ")  # argparse begins its messages with this
-        hyphens = "--" if sentence.split(" ", 1)[0].rstrip(":") in options else ""
-        sys.stderr.write(f"{prog}: {hyphens}{sentence}\n")
+        sys.stderr.write(f"{prog}: {_with_hyphens(sentence, options, args)}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write(f"{prog}: interrupted\n")
         raise SystemExit(130) from None
+
+
+def _with_hyphens(sentence: str, options: Container[str], args: Sequence[str]) -> str:
+    """Return an error in which the name of an option, or the key that a given option sets, is written as the option."""
+    first, space, rest = sentence.partition(" ")
+    if first.rstrip(":") in options:
+        return f"--{sentence}"
+    given = {arg.partition("=")[0].removeprefix("--") for arg in args if arg.startswith("--")}
+    names = first.replace(".", "_"), first.rpartition(".")[2]  # env.id is --env_id, prompt.history is --history
+    name = next((name for name in names if "." in first and name in options and name in given), None)
+    return f"--{name}{space}{rest}" if name else sentence
 
 
 def _with_option(error: OSError, args: Sequence[str]) -> str | None:

@@ -67,7 +67,7 @@ def test_a_wrong_address_raises_one_sentence(words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--env_id Nowhere-v0", "env.id is 'Nowhere-v0', which is not registered"),
+        ("--env_id Nowhere-v0", "--env_id is 'Nowhere-v0', which is not registered"),
         ("--max_sessions 0", "--max_sessions is 0; it must be at least 1"),
         ("--port 99999", "port is 99999, which cannot be used"),
         ("--package tests", "--package is 'tests', which is not empty"),
