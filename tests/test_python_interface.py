@@ -125,6 +125,45 @@ def test_mistakes_in_the_arguments_of_logprobs_raise(observations, responses, se
         lrl.logprobs(policy, observations, responses)
 
 
+@pytest.mark.parametrize("reads_text", [False, True])
+def test_a_loop_with_predict_plays_the_episodes_of_evaluate(reads_text):
+    model = lrl.LanguageModelConfig(name="assets/tiny-lm")
+    scoring = lrl.ScoringPolicy(model, lrl.PromptTemplate(response_format="direct", history=1))
+    policy = scoring if reads_text else lrl.MLPPolicy([8], init_seed=0)
+    results = lrl.evaluate(policy, "CartPole-v1", episodes=8, seed=5, num_envs=8)
+    returns = []
+    for seed in range(5, 13):
+        envs = lrl.GymnasiumEnvs("CartPole-v1").make(1, policy.response_format)
+        observations, _ = envs.reset(seed=[seed])
+        memory, total, done = None, 0.0, False
+        while not done:
+            actions, memory = policy.predict(observations, memory)
+            observations, rewards, terminated, truncated, _ = envs.step(actions)
+            total, done = total + float(rewards[0]), bool(terminated[0] or truncated[0])
+        returns.append(total)
+    assert returns == results.returns.tolist() and len(set(returns)) > 1
+
+
+def test_predict_samples_with_a_random_generator_and_names_mistakes():
+    policy = lrl.load("random")
+    lrl.evaluate(policy, "FrozenLake-v1", episodes=1)
+    rng = np.random.default_rng(0)
+    drawn = [policy.predict(["a"] * 50, rng=rng)[0] for _ in range(2)]
+    again = policy.predict(["a"] * 50, rng=np.random.default_rng(0))[0]
+    assert drawn[0] == again != drawn[1] and len(set(drawn[0])) == 4
+    with pytest.raises(ValueError, match="this policy has no environment; train or evaluate it first"):
+        lrl.load("random").predict(["a"])
+    with pytest.raises(ValueError, match="observations contains int; this policy reads texts"):
+        policy.predict([3])
+    network = lrl.MLPPolicy([8])
+    lrl.evaluate(network, "CartPole-v1", episodes=1)
+    for actor, observation in ((policy, "state"), (policy, 3), (network, np.zeros(4))):
+        with pytest.raises(ValueError, match="observations is a single observation; it must be a list"):
+            actor.predict(observation)
+    with pytest.raises(ValueError, match="memory has 1 rows; it must have 2"):
+        policy.predict(["a", "b"], [()])
+
+
 def test_the_trainer_has_the_settings_of_a_run_of_the_command_line():
     shared = yaml.safe_load(Path("configs/base.yaml").read_text(encoding="utf-8"))["trainer"]
     assert {name: shared.get(name) for name in QUIET} | {"logger": False} == QUIET

@@ -5,9 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from torch import nn
@@ -89,6 +91,47 @@ class Actor(nn.Module, ABC):
         Returns:
             The actions, the histories including this turn, and the tokens from which a policy can be trained.
         """
+
+    def predict(
+        self, observations: Sequence[Any], memory: list[History] | None = None, rng: np.random.Generator | None = None
+    ) -> tuple[Sequence[Any], list[History]]:
+        """Choose one action per row in a loop of your own: the most probable one, or a sample if ``rng`` is given.
+
+        ``predict`` of Stable-Baselines3 is similar; ``memory`` is its ``state``.
+
+        Args:
+            observations: current observations, one per row.
+            memory: what the last call returned for these episodes; None at their beginning.
+            rng: random generator of samples, whose temperature is 1. Without it, ``RandomActor`` repeats its action.
+
+        Returns:
+            One action per row for the ``step`` of the environments, and the memory for their next turn.
+
+        Raises:
+            ValueError: If the actor has no environment, ``observations`` is a single one or contains no texts where
+                texts are read, or ``memory`` has another number of rows.
+        """
+        spaces = getattr(self, "spaces", None)
+        if self.codec is None and spaces is None:
+            raise ValueError("this policy has no environment; train or evaluate it first, or load it from a run.")
+        shape = getattr(observations, "shape", None)
+        if isinstance(observations, str | Real) or (shape is not None and spaces and spaces[0].shape == shape):
+            raise ValueError("observations is a single observation; it must be a list of them, one per row.")
+        other = next((one for one in observations if not isinstance(one, str)), None)
+        if other is not None and self.response_format is not None:
+            raise ValueError(
+                f"observations contains {type(other).__name__}; this policy reads texts, which the environments of "
+                "lrl.GymnasiumEnvs(...).make(number, policy.response_format) return."
+            )
+        rows = len(observations)
+        memory = [()] * rows if memory is None else memory
+        if len(memory) != rows:
+            raise ValueError(f"memory has {len(memory)} rows; it must have {rows}, one per observation.")
+        seed, temperature = (0, 0.0) if rng is None else (int(rng.integers(2**63)), 1.0)
+        env, turn = np.arange(rows), np.zeros(rows, np.int64)
+        keys = RandomKeys(seed=seed, purpose="predict", collection=0, env=env, turn=turn)
+        decisions = self.act(observations, memory, keys, self.sampling_at(temperature))
+        return decisions.actions, decisions.memory
 
     def act_again(
         self,
