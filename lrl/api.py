@@ -98,7 +98,8 @@ def train(
         trainer = L.Trainer(callbacks=[*used, in_checkpoints], **settings | trainer_settings)
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
         if directory is not None:
-            logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
+            launch = " of this launch" if checkpoint else ""
+            logging.getLogger("lrl").info("finished after %.2f minutes%s", (time.monotonic() - started) / 60, launch)
     except BaseException as error:
         if directory is not None and (not in_checkpoints.begun or isinstance(error, LateSettingError)):
             directory.discard()

@@ -5,6 +5,7 @@ The command line checks the ranges while parsing, and configuration objects chec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
@@ -117,27 +118,18 @@ def check_seed(key: str, seed: int, count: int = 1, maximum: int = MAX_SEED) -> 
         raise ValueError(f"{key} is {seed}; it must be from 0 to {last}{many}.")
 
 
-def check_call(function: Any, values: Mapping[str, Any]) -> None:
-    """Check the names of arguments for a function or class of another library, and their kinds: number, text, list...
+def check_kinds(function: Any, values: Mapping[str, Any]) -> None:
+    """Check that arguments of another library are of the kind that is annotated: numbers, texts, lists and so on.
 
-    Names are not checked if the function accepts any. Null, other values and arguments with other annotations are not
-    checked, nor is whether a number is whole.
+    Null, other values and arguments with other annotations are not checked, nor is whether a number is whole.
 
     Args:
         function: the function or class that takes the arguments.
         values: the arguments by name.
 
     Raises:
-        ValueError: If there is no argument of a name, or a value is of another kind.
+        ValueError: If a value is of another kind.
     """
-    names = _argument_names(function)
-    for name in values:
-        if names and name not in names:
-            near = get_close_matches(name, names, 1)
-            raise ValueError(
-                f"there is no argument {name!r}; "
-                + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, names))}.")
-            )
     try:
         hints = get_type_hints(function.__init__ if isinstance(function, type) else function)
     except (AttributeError, NameError, TypeError):
@@ -147,23 +139,29 @@ def check_call(function: Any, values: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {values[name]!r}; it must be {kinds}.")
 
 
-def _argument_names(function: Any) -> list[str]:
-    """Return the names of the arguments of a function, or of a class and the bases to which it passes the others on.
+def unknown_argument(function: Any, values: Mapping[str, Any], error: Exception) -> str:
+    """Return a sentence about an argument that a function or class rejected by its name; empty for any other error.
 
-    The list is empty if it cannot be known, because a function, or the last base, accepts any name.
+    Args:
+        function: the function or class that was called. Arguments of its base classes are suggested as well.
+        values: the arguments by name.
+        error: the error that the call raised.
     """
-    calls = [vars(base)["__init__"] for base in getattr(function, "__mro__", ()) if "__init__" in vars(base)]
-    names: list[str] = []
-    for call in calls or [function]:
-        try:
-            parameters = signature(call).parameters.values()
-        except (TypeError, ValueError):
-            return []
-        named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        names += [name for name in named if name != "self" and name not in names]
-        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
-            return names
-    return []
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if found is None or found[1] not in values:
+        return ""
+    calls = [vars(base).get("__init__") for base in getattr(function, "__mro__", ())] or [function]
+    names = [name for call in calls if callable(call) for name in _argument_names(call)]
+    near = get_close_matches(found[1], names, 1)
+    return f"there is no argument {found[1]!r}" + (f"; did you mean {near[0]!r}?" if near else ".")
+
+
+def _argument_names(function: Any) -> list[str]:
+    """Return the names of the arguments of a function; none if they are not known."""
+    try:
+        return [name for name in signature(function).parameters if name not in ("self", "args", "kwargs")]
+    except (TypeError, ValueError):
+        return []
 
 
 def _options(hint: Any) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from lrl.evaluation.load import load_policy
 from lrl.evaluation.run_records import minutes_of
 from lrl.lm.config import LoRAConfig
 from lrl.ranges import check_values
+from lrl.search.policies import LinearPolicy
 from lrl.types import PastTurn, RandomKeys
 
 CPU = {"accelerator": "cpu", "limit_val_batches": 0}
@@ -144,24 +145,45 @@ def test_a_loop_with_predict_plays_the_episodes_of_evaluate(reads_text):
     assert returns == results.returns.tolist() and len(set(returns)) > 1
 
 
-def test_predict_samples_with_a_random_generator_and_names_mistakes():
+def test_predict_samples_with_one_generator_for_all_turns():
     policy = lrl.load("random")
     lrl.evaluate(policy, "FrozenLake-v1", episodes=1)
     rng = np.random.default_rng(0)
-    drawn = [policy.predict(["a"] * 50, rng=rng)[0] for _ in range(2)]
-    again = policy.predict(["a"] * 50, rng=np.random.default_rng(0))[0]
-    assert drawn[0] == again != drawn[1] and len(set(drawn[0])) == 4
-    with pytest.raises(ValueError, match="this policy has no environment; train or evaluate it first"):
-        lrl.load("random").predict(["a"])
-    with pytest.raises(ValueError, match="observations contains int; this policy reads texts"):
-        policy.predict([3])
-    network = lrl.MLPPolicy([8])
-    lrl.evaluate(network, "CartPole-v1", episodes=1)
-    for actor, observation in ((policy, "state"), (policy, 3), (network, np.zeros(4))):
-        with pytest.raises(ValueError, match="observations is a single observation; it must be a list"):
-            actor.predict(observation)
-    with pytest.raises(ValueError, match="memory has 1 rows; it must have 2"):
-        policy.predict(["a", "b"], [()])
+    drawn = [policy.predict(["a"], rng=rng)[0][0] for _ in range(50)]
+    rng = np.random.default_rng(0)
+    again = [policy.predict(["a"], rng=rng)[0][0] for _ in range(50)]
+    assert drawn == again and len(set(drawn)) == 4
+    assert policy.predict([]) == ([], [])
+
+
+def evaluated(actor, env_id):
+    actor = lrl.load(actor) if isinstance(actor, str) else actor
+    lrl.evaluate(actor, env_id, episodes=1)
+    return actor
+
+
+@pytest.mark.parametrize(
+    ("actor", "arguments", "sentence"),
+    [
+        (lambda: lrl.load("random"), (["a"],), "this policy has no environment; train or evaluate it first"),
+        (lambda: LinearPolicy(), ([np.zeros(4)],), "this policy has no environment; train or evaluate it first"),
+        (lambda: evaluated("random", "FrozenLake-v1"), ("a",), "observations is a single observation"),
+        (lambda: evaluated("random", "FrozenLake-v1"), ([3],), "observations contains int; this policy reads texts"),
+        (lambda: evaluated("random", "FrozenLake-v1"), (["a", "b"], [()]), "memory must be a list of 2 histories"),
+        (lambda: evaluated("random", "FrozenLake-v1"), (["a"], ()), "memory must be a list of 1 histories"),
+        (lambda: evaluated("random", "FrozenLake-v1"), (["a"], None, 0), "rng is 0; it must be a generator such as"),
+        (lambda: evaluated(lrl.MLPPolicy([8]), "CartPole-v1"), (np.zeros(4),), r"must be a list of arrays of shape"),
+        (lambda: evaluated(lrl.MLPPolicy([8]), "CartPole-v1"), ([0.1, 0.2],), r"has the type float and the shape \(\)"),
+        (
+            lambda: evaluated(lrl.MLPPolicy([8]), "CartPole-v1"),
+            ((np.zeros(4), {}),),
+            r"has the type dict and the shape",
+        ),
+    ],
+)
+def test_a_mistake_in_the_arguments_of_predict_is_one_sentence(actor, arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        actor().predict(*arguments)
 
 
 def test_the_trainer_has_the_settings_of_a_run_of_the_command_line():

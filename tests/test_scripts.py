@@ -20,6 +20,10 @@ from lrl.cli.program import main
             'lrl evaluate --policy random --env_id FrozenLake-v1 --env_kwargs {"slip":1}',
             ": --env_kwargs is {'slip': 1}",
         ),
+        (
+            "lrl evaluate --model assets/tiny-lm --temperature 0.7 --invalid_retries 3 --retry_temperature 0",
+            ": invalid_retries.temperature is 0",
+        ),
         ("lrl evaluate --policy best", "--policy is 'best'; it must be one of"),
         ("lrl evaluate", "0 of --checkpoint, --model and --policy are given"),
         ("lrl evaluate --policy random --checkpoint nowhere", "2 of --checkpoint, --model and --policy are given"),

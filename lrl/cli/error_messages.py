@@ -127,10 +127,9 @@ def _with_hyphens(sentence: str, options: Container[str], args: Sequence[str]) -
     first, space, rest = sentence.partition(" ")
     if first.rstrip(":") in options:
         return f"--{sentence}"
-    given = {arg.partition("=")[0].removeprefix("--") for arg in args if arg.startswith("--")}
-    names = first.replace(".", "_"), first.rpartition(".")[2]  # env.id is --env_id, prompt.history is --history
-    name = next((name for name in names if "." in first and name in options and name in given), None)
-    return f"--{name}{space}{rest}" if name else sentence
+    name = first.removeprefix("prompt.").replace(".", "_")  # --history is prompt.history, --env_id is env.id
+    given = any(arg.partition("=")[0] == f"--{name}" for arg in args)
+    return f"--{name}{space}{rest}" if name in options and given else sentence
 
 
 def _with_option(error: OSError, args: Sequence[str]) -> str | None:

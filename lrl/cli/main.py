@@ -484,7 +484,8 @@ def run(args: Any = None, started: float | None = None, notes: Sequence[str] = (
     with user_errors("lrl", args=sys.argv[1:] if args is None else args):
         done = LRLCLI(args, notes=notes)
         try:
-            logging.getLogger("lrl").info("finished after %.2f minutes", (time.monotonic() - started) / 60)
+            launch = " of this launch" if done.subcommand == "fit" and done.trainer.ckpt_path else ""
+            logging.getLogger("lrl").info("finished after %.2f minutes%s", (time.monotonic() - started) / 60, launch)
             done.report()
         finally:
             if done.run_directory is not None:

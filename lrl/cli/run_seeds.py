@@ -7,6 +7,7 @@ import io
 import logging
 import multiprocessing
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -261,23 +262,25 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
 
 
 def _difference(former: str, args: Sequence[str]) -> str:
-    """Return the options in which the command of a run differs from given arguments, in parentheses, for a message."""
+    """Return in which options the command of a run differs from given arguments, in parentheses; empty if in none."""
     before, now = _options(shlex.split(former)), _options(args)
-    lacking, added = (
-        ", ".join(f"'{' '.join(option)}'" for option in one if option not in other)
+    more, less = (
+        " ".join(shlex.join(option) for option in one if option not in other and option[0] != "--ckpt_path")
         for one, other in ((before, now), (now, before))
     )
-    return f" (with {lacking or 'no other option'} instead of {added or 'nothing'})" if former else ""
+    parts = [f"with {more}"] * bool(more) + [f"without {less}"] * bool(less)
+    return f" ({' and '.join(parts)})" if former and parts else ""
 
 
 def _options(args: Sequence[str]) -> list[list[str]]:
     """Return each option of a command with its values, without what comes before the first one."""
     options = list[list[str]]()
-    for arg in _with_full_paths(args):
-        if arg.startswith("--"):
-            options.append([arg])
+    words = [word for arg in args for word in (arg.split("=", 1) if re.match(r"--[\w.]+=", arg) else [arg])]
+    for word in _with_full_paths(words):
+        if word.startswith("--"):
+            options.append([word])
         elif options:
-            options[-1].append(arg)
+            options[-1].append(word)
     return options
 
 

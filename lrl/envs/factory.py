@@ -24,7 +24,7 @@ from lrl.envs.processes import ProcessEnvs, SeparateEnvs
 from lrl.envs.text import TextEnv
 from lrl.faults import reason_of
 from lrl.files import require
-from lrl.ranges import PositiveFloat, PositiveInt, check_arguments, check_call
+from lrl.ranges import PositiveFloat, PositiveInt, check_arguments, check_kinds, unknown_argument
 from lrl.registry import register
 
 _ALWAYS_END = ("lrl/Nim-v0", "Blackjack-v1")
@@ -170,12 +170,15 @@ class GymnasiumEnvs(EnvFactory):
         spec.order_enforce = False  # this wrapper and the environment checker slow down small environments
         if any(name in str(spec.entry_point) for name in ("mujoco", "physics")):
             redirect_mujoco_warnings()
+        entry_point: Any = None
         try:
-            check_call(_entry_point(spec), self.kwargs)
+            entry_point = _entry_point(spec)
+            check_kinds(entry_point, self.kwargs)
             env = gym.make(spec, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs)
         except Exception as error:
             if self.kwargs and isinstance(error, (TypeError, KeyError, ValueError)):
-                raise ValueError(f"env.kwargs is {self.kwargs}, which {self.id} does not accept: {error}") from error
+                reason = unknown_argument(entry_point, self.kwargs, error) or error
+                raise ValueError(f"env.kwargs is {self.kwargs}, which {self.id} does not accept: {reason}") from error
             raise ValueError(f"env.id is {self.id!r}, which cannot be created ({reason_of(error)}).") from error
         for name in ("observation_space", "action_space"):
             space = getattr(env, name, None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lrl.addresses import is_loopback
-from lrl.ranges import check_call
+from lrl.ranges import unknown_argument
 
 _MAX_BYTES = 100 * 2**20
 """Maximum size of a message, as in OpenEnv's own client."""
@@ -286,11 +286,11 @@ class LocalEndpoint:
     def _make(self) -> Any:
         environment = load_object(self.name, "env.environment")
         try:
-            check_call(environment, self.kwargs)
             return environment(**self.kwargs)
-        except (TypeError, ValueError) as error:
+        except TypeError as error:
+            reason = unknown_argument(environment, self.kwargs, error) or error
             raise ValueError(
-                f"env.kwargs is {dict(self.kwargs)}, which {self.name} does not accept: {error}"
+                f"env.kwargs is {dict(self.kwargs)}, which {self.name} does not accept: {reason}"
             ) from error
 
     def _action_class(self) -> Any:

@@ -95,43 +95,62 @@ class Actor(nn.Module, ABC):
     def predict(
         self, observations: Sequence[Any], memory: list[History] | None = None, rng: np.random.Generator | None = None
     ) -> tuple[Sequence[Any], list[History]]:
-        """Choose one action per row in a loop of your own: the most probable one, or a sample if ``rng`` is given.
+        """Choose one action per row in a loop of your own, greedily or, if ``rng`` is given, by sampling.
 
-        ``predict`` of Stable-Baselines3 is similar; ``memory`` is its ``state``.
+        It resembles ``predict`` of Stable-Baselines3, whose ``state`` is ``memory``.
 
         Args:
             observations: current observations, one per row.
-            memory: what the last call returned for these episodes; None at their beginning.
-            rng: random generator of samples, whose temperature is 1. Without it, ``RandomActor`` repeats its action.
+            memory: what the last call returned; None at the beginning of all episodes. The entry of a row whose
+                environment was reset must be set to ``()``.
+            rng: random generator, the same for all turns; the temperature is then 1. Without it, ``RandomActor``
+                repeats its action.
 
         Returns:
             One action per row for the ``step`` of the environments, and the memory for their next turn.
 
         Raises:
-            ValueError: If the actor has no environment, ``observations`` is a single one or contains no texts where
-                texts are read, or ``memory`` has another number of rows.
+            ValueError: If the actor has no environment, or an argument is not as described.
         """
-        spaces = getattr(self, "spaces", None)
-        if self.codec is None and spaces is None:
+        spaces = getattr(self, "spaces", None) or (None, None)
+        if self.codec is None and spaces[0] is None:
             raise ValueError("this policy has no environment; train or evaluate it first, or load it from a run.")
-        shape = getattr(observations, "shape", None)
-        if isinstance(observations, str | Real) or (shape is not None and spaces and spaces[0].shape == shape):
-            raise ValueError("observations is a single observation; it must be a list of them, one per row.")
-        other = next((one for one in observations if not isinstance(one, str)), None)
-        if other is not None and self.response_format is not None:
-            raise ValueError(
-                f"observations contains {type(other).__name__}; this policy reads texts, which the environments of "
-                "lrl.GymnasiumEnvs(...).make(number, policy.response_format) return."
-            )
+        if rng is not None and not isinstance(rng, np.random.Generator):
+            raise ValueError(f"rng is {rng!r}; it must be a generator such as numpy.random.default_rng(0).")
+        reads_text = self.response_format is not None
+        self._check_rows(observations, None if reads_text or spaces[0] is None else spaces[0].shape)
         rows = len(observations)
         memory = [()] * rows if memory is None else memory
-        if len(memory) != rows:
-            raise ValueError(f"memory has {len(memory)} rows; it must have {rows}, one per observation.")
+        if not isinstance(memory, list) or len(memory) != rows:
+            raise ValueError(f"memory must be a list of {rows} histories, one per observation, as predict returns it.")
+        if not rows:
+            return [], []
+        self.configure()
         seed, temperature = (0, 0.0) if rng is None else (int(rng.integers(2**63)), 1.0)
         env, turn = np.arange(rows), np.zeros(rows, np.int64)
         keys = RandomKeys(seed=seed, purpose="predict", collection=0, env=env, turn=turn)
         decisions = self.act(observations, memory, keys, self.sampling_at(temperature))
         return decisions.actions, decisions.memory
+
+    def _check_rows(self, observations: Sequence[Any], shape: tuple[int, ...] | None) -> None:
+        """Check that there is a list of observations: texts, or arrays of a shape if one is given.
+
+        Raises:
+            ValueError: If this is not so.
+        """
+        if isinstance(observations, str | Real):
+            raise ValueError("observations is a single observation; it must be a list of them, one per row.")
+        for row in observations:
+            if self.response_format is not None and not isinstance(row, str):
+                raise ValueError(
+                    f"observations contains {type(row).__name__}; this policy reads texts, which the environments of "
+                    "lrl.GymnasiumEnvs(...).make(number, policy.response_format) return."
+                )
+            if shape is not None and np.shape(row) != shape:
+                raise ValueError(
+                    f"observations must be a list of arrays of shape {shape}, one per row; one of its entries has the "
+                    f"type {type(row).__name__} and the shape {np.shape(row)}."
+                )
 
     def act_again(
         self,

@@ -293,8 +293,15 @@ def _trailing_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndar
 
 
 def kept_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return all results of a folder by name, sorted."""
-    return {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
+    """Return all results of a folder by name, sorted.
+
+    Raises:
+        ValueError: If a success table is not complete.
+    """
+    results = {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
+    if cut := [name for name, result in results.items() if result.get("complete") is False]:
+        raise ValueError(f"{cut[0]}.json is the table of a command that ended with an error; run it again.")
+    return results
 
 
 def pictures(results: Mapping[str, dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

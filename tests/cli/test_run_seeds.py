@@ -83,7 +83,7 @@ def test_each_run_starts_from_the_run_of_its_own_seed(tmp_path, monkeypatch):
         (
             "other.yaml",
             "metrics.csv",
-            r"another command \(with '--config \S+/other.yaml' instead of '--config \S+/some.yaml'\); remove it or use",
+            r"another command \(with --config \S+/other.yaml and without --config \S+/some.yaml\); remove it or use",
         ),
         (
             "some.yaml",
@@ -103,6 +103,19 @@ def test_other_runs_and_results_that_cannot_be_resumed_raise_and_are_not_removed
     with pytest.raises(ValueError, match=sentence):
         run_seeds(config=("some.yaml",), folder=tmp_path, count=2)
     assert (run / file).exists() and (run / "run.log").exists() and early.exists()
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "said"),
+    [
+        ("lrl fit --x 1 --y 2 --run_directory a", ["fit", "--x", "1", "--run_directory", "a"], " (with --y 2)"),
+        ("lrl fit --x=1", ["fit", "--x", "1", "--z", "[3, 4]"], " (without --z '[3, 4]')"),
+        ("lrl fit --y 2 --x 1 --ckpt_path a", ["fit", "--x", "1", "--y", "2"], ""),
+        ("", ["fit", "--x", "1"], ""),
+    ],
+)
+def test_the_difference_of_two_commands(former, now, said):
+    assert seeds._difference(former, now) == said
 
 
 def test_a_run_without_a_checkpoint_is_started_again_and_its_files_are_kept(tmp_path, monkeypatch, caplog):

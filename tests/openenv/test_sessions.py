@@ -96,7 +96,10 @@ def test_an_action_that_does_not_fit_the_schema_is_an_invalid_action():
         ({"environment": "guessing:Nothing"}, "env.environment is 'guessing:Nothing'; it must be module:Class"),
         ({"environment": "no_such_package:Game"}, "env.environment is 'no_such_package:Game'; it must be module:Class"),
         ({"environment": "guessing:Untyped"}, "env.action.type is null, and step.. of guessing:Untyped does not say"),
-        ({"environment": "guessing:GuessingGame", "kwargs": {"bottom": 1}}, "env.kwargs is .'bottom': 1., which"),
+        (
+            {"environment": "guessing:GuessingGame", "kwargs": {"bottom": 1}},
+            "env.kwargs is .'bottom': 1., which .* no argument 'bottom'.",
+        ),
         ({"url": "http://127.0.0.1:9"}, "env.url is 'http://127.0.0.1:9', which cannot be read .*start the server"),
         ({"url": "http://127.0.0.1:9", "timeout": 0}, "env.timeout is 0; it must be positive"),
     ],
