@@ -101,7 +101,8 @@ def train(
             launch = " of this launch" if checkpoint else ""
             logging.getLogger("lrl").info("finished after %.2f minutes%s", (time.monotonic() - started) / 60, launch)
     except BaseException as error:
-        if directory is not None and (not in_checkpoints.begun or isinstance(error, LateSettingError)):
+        begun = in_checkpoints.trained if isinstance(error, LateSettingError) else in_checkpoints.begun
+        if directory is not None and not begun:
             directory.discard()
         raise
     finally:
@@ -162,9 +163,16 @@ class _ConfigInCheckpoints(L.Callback):
     begun = False
     """Whether training has started. If an error occurs before, the run directory is deleted."""
 
+    trained = False
+    """Whether a minibatch was trained. If a ``LateSettingError`` occurs before, the run directory is deleted."""
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Note that training has started."""
         self.begun = True
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Note that a minibatch was trained."""
+        self.trained = True
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the configuration."""

@@ -40,7 +40,7 @@ MAX_SEED = 2**63 - 1
 
 
 class LateSettingError(ValueError):
-    """Raised for a setting that only the first collection of a run can check; the run then leaves no directory."""
+    """Raised for a setting that only a collection can check; a run that has trained nothing leaves no directory."""
 
 
 RANGES: Mapping[str, str] = {

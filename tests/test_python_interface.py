@@ -340,6 +340,10 @@ def test_lists_and_null_are_checked_by_their_own_annotation(hint):
         check_values({"formats": hint}, {"formats": "integers"}, "env")
 
 
+def test_a_data_module_can_be_printed():
+    assert "RolloutDataModule" in str(rollout_data("network"))
+
+
 def test_a_similar_name_is_suggested():
     with pytest.raises(AttributeError, match="no attribute 'PPOModule'; similar: .*PPOValueHeadModule"):
         _ = lrl.PPOModule

@@ -141,6 +141,7 @@ class SaveRunConfig(SaveConfigCallback):
     lengths: Mapping[str, int] | None = None
     """Lengths of these files in the checkpoint from which a run continues in its directory; None for a new run."""
 
+    _stage = "fit"
     _text = ""
     """The configuration as YAML, once the run directory or a checkpoint has it."""
     begun = False
@@ -158,7 +159,7 @@ class SaveRunConfig(SaveConfigCallback):
         self._log_config(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Record that the run has started. From now on only a ``LateSettingError`` removes its directory."""
+        """Record that the run has started. Until it has trained, a ``LateSettingError`` removes its directory."""
         self.begun, self.before = True, _trained(trainer)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -178,6 +179,7 @@ class SaveRunConfig(SaveConfigCallback):
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Write the configuration to the run directory."""
+        self._stage = stage
         path = Path(trainer.default_root_dir) / "config.yaml"  # Lightning would take the folder of the first logger
         path.write_text(self._written(), encoding="utf-8")
         if stage != "fit":
@@ -198,7 +200,10 @@ class SaveRunConfig(SaveConfigCallback):
     def _written(self) -> str:
         """Return the configuration as YAML. It is written once, because that is slow and does not change in a run."""
         if not self._text:
-            self._text = self.parser.dump(self.config, skip_none=False)
+            config = self.config.clone()
+            if self._stage == "fit":  # a run that uses this file is a new one
+                config.ckpt_path = None
+            self._text = self.parser.dump(config, skip_none=False)
         return self._text
 
 
@@ -230,7 +235,9 @@ class LRLCLI(LightningCLI):
                 auto_configure_optimizers=False,  # the module creates its optimizer; --optimizer would be ignored
             )
         except BaseException as error:
-            begun = any(callback.begun for callback in self._records) and not isinstance(error, LateSettingError)
+            begun = any(part.begun for part in self._records)
+            if isinstance(error, LateSettingError):
+                begun = any(part.begun and part.before < _trained(self.trainer) for part in self._records)
             if self.run_directory is not None and not begun:
                 self.run_directory.discard()
             elif self.run_directory is not None and self.subcommand == "fit" and self.trainer.is_global_zero:

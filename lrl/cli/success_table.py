@@ -52,6 +52,8 @@ def success_table(
         json: write all results to this file, after each environment; "complete" is false until the last one.
     """
     from lrl.cli.run_directory import commit
+    from lrl.envs.factory import GymnasiumEnvs
+    from lrl.envs.native import close_env
     from lrl.evaluation.report import environments_table, write_json
     from lrl.lm.merging import merge_adapters_of
 
@@ -62,9 +64,11 @@ def success_table(
     if merge_adapters:  # before any episode, reports a model whose adapters cannot be merged
         for label, path in subjects[1:]:
             merge_adapters_of(_load(label, path, env_id[0], env_kwargs[0]).policy, label)
+    environments = list(product(env_id, env_kwargs))
+    for name, given in environments:  # before any episode, reports an environment that cannot be created
+        close_env(GymnasiumEnvs(name, given).make_native())
     rows: list[dict[str, Any]] = []
     settings, printed = list(dict.fromkeys(name for given in env_kwargs for name in given)), 0
-    environments = list(product(env_id, env_kwargs))
     for name, given in environments:
         for label, path in subjects:
             loaded = _load(label, path, name, given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -59,8 +60,13 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
     for path in training_runs(paths):
         below = [path / "config.yaml"] if (path / "config.yaml").is_file() else sorted(path.rglob("config.yaml"))
         runs = [file.parent for file in below if "earlier" not in file.parts and trains(file.parent)]
+        others = {file.parent for file in path.rglob("metrics.csv") if "earlier" not in file.parts}
+        others = sorted(run for run in others if not (run / "config.yaml").is_file())  # written by lrl.train
         if not runs:
-            raise ValueError(f"run is {str(path)!r}, which holds no run directory, a folder with a config.yaml.")
+            also = "; lrl.train writes none" if others else ""
+            raise ValueError(f"run is {str(path)!r}, which holds no run directory, a folder with a config.yaml{also}.")
+        for run in others:
+            print(f"{run} is left out: it has no config.yaml, as lrl.train writes none.", file=sys.stderr)
         found |= dict.fromkeys(runs)
     return [run for run in found if not is_replaced(run)] or list(found)
 

@@ -59,6 +59,10 @@ class ClockedDataModule(L.LightningDataModule, ABC):
         self.clocks: dict[str, float] = dict.fromkeys(clocks, 0) | {"minutes": 0.0}
         self._started = time.monotonic()
 
+    def __str__(self) -> str:
+        """Return :func:`repr`; Lightning would look for loaders of tensors."""
+        return repr(self)
+
     @property
     def position(self) -> int:
         """Index of the next minibatch in Lightning's counter, which a resumed run restores."""

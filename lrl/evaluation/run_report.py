@@ -22,7 +22,7 @@ import yaml
 from lrl.diagnosis.sample import Finding
 from lrl.evaluation.pictures import axis_label
 from lrl.evaluation.report_episodes import ShownEpisode, chosen_episodes, counted, read_transcripts
-from lrl.evaluation.run_records import commands_of, known_minutes, metrics_file, section
+from lrl.evaluation.run_records import commands_of, earlier_launches, known_minutes, metrics_file, section
 from lrl.evaluation.statistics import RESULT_METRICS
 
 _MAX_PICTURE_BYTES = 300_000
@@ -275,8 +275,9 @@ def _commands(run: Path) -> dict[str, str]:
         commands["reproduce"] = (
             f"lrl fit --config {shlex.quote(str(run / 'config.yaml'))} --run_directory {shlex.quote(str(run))}-again"
         )
-    if (run / "command.txt").exists():
-        commands["original"] = _text(run / "command.txt", []).strip()
+    first = next((file for one in (*earlier_launches(run), run) if (file := one / "command.txt").exists()), None)
+    if first is not None:
+        commands["original"] = _text(first, []).strip()
     return commands
 
 

@@ -96,7 +96,11 @@ def find_checkpoint(path: str | Path, names: Sequence[str], key: str, advice: st
     for file in (path, *(path / "checkpoints" / name for name in names)):
         if file.is_file() or is_sharded_checkpoint(file):
             return file
-    advice = advice and f"; {advice}"
+    found = ""
+    if not path.exists():
+        there = sorted(one.name for one in path.parent.glob("*.ckpt"))
+        found = ", but it does not exist" + (f"; its folder has {', '.join(there)}" if there else "")
+    advice = f"{found}{advice and f'; {advice}'}"
     raise ValueError(f"{key} is {str(path)!r}; it must be a checkpoint, or a run directory that contains one{advice}.")
 
 

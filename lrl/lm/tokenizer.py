@@ -16,6 +16,7 @@ from lrl.files import encodable
 from lrl.lm.chat_template import OBSERVATION, OTHER_TEMPLATES, ChatTemplate, ControlTokens, PromptFrame
 from lrl.lm.files import configured_end_ids, first_line, sources
 from lrl.prompts import Message, PromptTemplate, get_response_format
+from lrl.ranges import LateSettingError
 from lrl.types import History, PastTurn
 
 _CACHED_PROMPTS = 4096
@@ -189,7 +190,7 @@ class ChatTokenizer:
             max_prompt_tokens: maximum number of tokens of the prompt.
 
         Raises:
-            ValueError: If the prompt is too long even without any history.
+            LateSettingError: If the prompt is too long even without any history.
         """
         window = template.truncate_history(history)
         attempts: dict[int, tuple[str, list[int]]] = {}
@@ -206,7 +207,7 @@ class ChatTokenizer:
             dropped = -(-dropped // block) * block
             fits(dropped)
         if dropped > len(window):
-            raise ValueError(
+            raise LateSettingError(
                 f"max_prompt_tokens is {max_prompt_tokens}; the system text, the examples and the current observation "
                 f"alone take {len(attempts[len(window)][1])} tokens."
             )

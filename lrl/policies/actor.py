@@ -114,7 +114,10 @@ class Actor(nn.Module, ABC):
         """
         spaces = getattr(self, "spaces", None) or (None, None)
         if self.codec is None and spaces[0] is None:
-            raise ValueError("this policy has no environment; train or evaluate it first, or load it from a run.")
+            raise ValueError(
+                "this policy has no environment; train or evaluate it first, load it from a run, or call "
+                "policy.connect(factory.codec)."
+            )
         if rng is not None and not isinstance(rng, np.random.Generator):
             raise ValueError(f"rng is {rng!r}; it must be a generator such as numpy.random.default_rng(0).")
         reads_text = self.response_format is not None

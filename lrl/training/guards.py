@@ -325,7 +325,10 @@ class Interruption:
             return
         self._received = number
         name = signal.Signals(number).name
-        text = f"{name}: the run ends with a checkpoint after the current step; press Ctrl-C again to end it at once.\n"
+        again = " again" if number == signal.SIGINT else ""
+        text = (
+            f"{name}: the run ends with a checkpoint after the current step; press Ctrl-C{again} to end it at once.\n"
+        )
         if os.isatty(2):
             text = (
                 f"\n{text}\n\n"  # below the progress bar, which erases as many lines as it has when it is drawn again

@@ -18,6 +18,7 @@ import lrl.cli.run_directory
 from lrl.cli.run_directory import RunDirectory, _unused
 from lrl.evaluation.run_records import minutes_of
 from lrl.files import lock_folder, unlock_folder
+from lrl.ranges import LateSettingError
 from lrl.training.checkpoint import CollectionCheckpoint
 from lrl.training.collect import VectorEnvRollouts
 
@@ -90,6 +91,21 @@ def test_the_directory_of_a_run_with_another_error_in_its_first_collection_is_ke
     assert status == 2 and "a wrong reward" in said and "a wrong reward" in (run / "run.log").read_text()
 
 
+def test_a_setting_that_is_wrong_only_later_keeps_what_was_trained(launch, tmp_path, monkeypatch):
+    collect, collected = VectorEnvRollouts.on_train_epoch_start, []
+
+    def fail(*given):
+        if collected:
+            raise LateSettingError("a prompt is too long")
+        collected.append(True)
+        collect(*given)
+
+    monkeypatch.setattr(VectorEnvRollouts, "on_train_epoch_start", fail)
+    run = tmp_path / "run"
+    status, _, said = launch("fit", "--run_directory", run, "--trainer.max_epochs", "2")
+    assert status == 2 and "a prompt is too long" in said and (run / "checkpoints" / "last.ckpt").exists()
+
+
 def test_an_existing_directory_and_files_of_a_user_are_kept(launch, tmp_path):
     run = tmp_path / "mine"
     run.mkdir()
@@ -158,8 +174,8 @@ def test_a_restarted_job_continues_and_loses_no_row(launch, tmp_path, monkeypatc
     for name in ("transcripts.jsonl", "transcripts.txt"):
         assert (run / name).read_bytes() == (whole / name).read_bytes()
     assert len((run / "earlier" / "1" / "whole_metrics.csv").read_text().splitlines()) == 7
-    assert "ckpt_path: null" in (run / "earlier" / "1" / "config.yaml").read_text()
-    assert "last.ckpt" in (run / "config.yaml").read_text()
+    assert "ckpt_path: null" in (run / "config.yaml").read_text()
+    assert re.search(r"the job was restarted: resuming .*last\.ckpt", (run / "run.log").read_text())
     ended = [torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for path in (run, whole)]
     assert all(torch.equal(weight, ended[1][name]) for name, weight in ended[0].items())
 
@@ -210,6 +226,7 @@ def test_a_checkpoint_is_resumed_in_its_own_directory_and_in_no_other_that_exist
     assert rows_of(run)[: len(before)] == before and len(rows_of(run)) == 2 * len(before)
     assert "max_epochs: 1\n" in (run / "earlier" / "1" / "config.yaml").read_text()
     assert "max_epochs: 2\n" in (run / "config.yaml").read_text()
+    assert "ckpt_path: null\n" in (run / "config.yaml").read_text()  # a run with it is a new one
     files = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     changed = ("--model.init_args.policy.init_args.observation_clip", "2")
     status, _, said = launch(*command, run, *changed)

@@ -38,6 +38,11 @@ def test_a_table_that_ends_with_an_error_has_the_environments_before_it(tmp_path
     assert done.returncode == 2 and [len(report["environments"]), report["complete"]] == [1, False]
 
 
+def test_a_misspelt_environment_is_found_before_any_episode() -> None:
+    done = run("--env_id", "FrozenLake-v1", "FrozenLak-v1")
+    assert done.returncode == 2 and not done.stdout and "--env_id is 'FrozenLak-v1', which is not reg" in done.stderr
+
+
 def test_an_interval_of_one_episode_is_null(tmp_path: Path) -> None:
     done = run("--env_id", "FrozenLake-v1", "--episodes", "1", "--json", str(tmp_path / "table.json"))
     assert done.returncode == 0, done.stderr

@@ -121,6 +121,14 @@ def test_the_best_loss_is_the_smallest_and_the_metric_is_one_that_all_runs_have(
     assert "last train/loss" in table(ours, theirs)[0]
 
 
+def test_runs_of_the_python_interface_are_named(tmp_path):
+    write_run(tmp_path / "a", [3, 1, 2])
+    (write_run(tmp_path / "b", [3, 1, 2]) / "config.yaml").unlink()
+    done = run_words(["lrl", "table", str(tmp_path)])
+    assert len(done.stdout.splitlines()) == 3
+    assert done.stderr.strip() == f"{tmp_path / 'b'} is left out: it has no config.yaml, as lrl.train writes none."
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -156,6 +156,8 @@ def test_a_path_without_checkpoint_raises(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="it must be a checkpoint, or a run directory"):
         load_policy(tmp_path / "nothing")
     torch.save({"state_dict": {}}, tmp_path / "foreign.ckpt")
+    with pytest.raises(ValueError, match="that contains one, but it does not exist; its folder has foreign.ckpt"):
+        load_policy(tmp_path / "best.ckpt")
     with pytest.raises(ValueError, match="which holds no config"):
         load_policy(tmp_path / "foreign.ckpt")
     (tmp_path / ".metadata").touch()

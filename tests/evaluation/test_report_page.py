@@ -87,6 +87,15 @@ def test_a_run_whose_diagnosis_failed_is_not_called_free_of_alarms(name, said, t
     assert "The run was not diagnosed: ValueError: " in page and said in page
 
 
+def test_the_original_command_is_that_of_the_first_launch(tmp_path):
+    run = make_run(tmp_path / "run")
+    first = run / "earlier" / "1" / "command.txt"
+    first.parent.mkdir(parents=True)
+    first.write_text("lrl fit --config some.yaml\n")
+    (run / "command.txt").write_text("lrl fit --resume run\n")
+    assert read_run(run).commands["original"] == "lrl fit --config some.yaml"
+
+
 def test_a_finished_run_is_resumed_with_higher_limits(tmp_path):
     run = make_run(tmp_path / "run")
     (run / "checkpoints").mkdir()
