@@ -262,8 +262,14 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
         ),
         Sentence(text=_EXPERIMENT, figures=_experiment),
         Sentence(
-            text="a network that also sees its last four actions\nhas {} with 0 to 5 distractors",
-            figures=lambda results: [f"{final_values(results['babyai_ppo_mlp_last_actions']).mean():.2f}"],
+            text="a network that also sees its last four actions\nhas {} with 0 to 5 distractors ({} seeds), and the "
+            "model {} ({} seeds)",
+            figures=lambda results: [
+                figure
+                for name in ("ppo_mlp", "reward_alone")
+                for values in [final_values(results[f"babyai_{name}_last_actions"])]
+                for figure in (f"{values.mean():.2f}", f"{len(values)}")
+            ],
         ),
         Sentence(
             text="On CartPole the network had {} steps, and the language model up to {} with a stop at {}",
@@ -346,7 +352,7 @@ SENTENCES: Mapping[str, Sequence[Sentence]] = {
         ),
         Sentence(
             text="It ends at {}, {}, {}, {} and\n{}; the mean of the five differences from the last action alone is {} "
-            "({} to {})",
+            "({} to {}, bootstrap over",
             figures=lambda results: _with_difference(
                 *(_last_values(results[f"babyai_ppo_mlp{of}"], range(5)) for of in ("_last_actions", "_last_action"))
             ),

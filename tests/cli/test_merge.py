@@ -186,7 +186,7 @@ def test_a_policy_that_cannot_be_merged_raises_one_sentence(folder, tmp_path):
         ("--checkpoint", tmp_path / "adapted", "--value_head"): "which the merged model lacks; leave it out.",
         ("--peft_model_id", folder, "--value_head"): "an adapter of peft has none; leave it out.",
         ("--peft_model_id", folder): "a folder without adapter_config.json; it must hold an adapter of peft.",
-        ("--checkpoint", tmp_path / "none"): "it must be a checkpoint, or a run directory that contains one.",
+        ("--checkpoint", tmp_path / "none"): "that contains one, but it does not exist.",
     }
     for words, sentence in cases.items():
         done = merge(*words, "--output_dir", tmp_path / "merged")
