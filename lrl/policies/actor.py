@@ -95,7 +95,7 @@ class Actor(nn.Module, ABC):
     def predict(
         self, observations: Sequence[Any], memory: list[History] | None = None, rng: np.random.Generator | None = None
     ) -> tuple[Sequence[Any], list[History]]:
-        """Choose one action per row in a loop of your own, greedily or, if ``rng`` is given, by sampling.
+        """Choose one action per row in your own loop, greedily or, if ``rng`` is given, by sampling.
 
         It resembles ``predict`` of Stable-Baselines3, whose ``state`` is ``memory``.
 
