@@ -127,6 +127,8 @@ def _with_hyphens(sentence: str, options: Container[str], args: Sequence[str]) -
     first, space, rest = sentence.partition(" ")
     if first.rstrip(":") in options:
         return f"--{sentence}"
+    if first == "env:":  # the factory of the environment, as in env: env.id is ...
+        first, space, rest = rest.partition(" ")
     name = first.removeprefix("prompt.").replace(".", "_")  # --history is prompt.history, --env_id is env.id
     given = any(arg.partition("=")[0] == f"--{name}" for arg in args)
     return f"--{name}{space}{rest}" if name in options and given else sentence
