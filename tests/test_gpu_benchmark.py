@@ -51,6 +51,7 @@ def test_a_configuration_for_a_gpu_runs_with_the_model_that_replaces_its_own(nam
     assert commands[-1] == "fit"
 
 
+@pytest.mark.slow
 def test_a_failed_measurement_is_kept_with_its_error():
     found = gpu.measured(lambda: {"share": 1 / 0}, 10)
     assert found["error"][-1] == "ZeroDivisionError: division by zero" and found["out_of_time"] == 0

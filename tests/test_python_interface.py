@@ -126,6 +126,7 @@ def test_mistakes_in_the_arguments_of_logprobs_raise(observations, responses, se
         lrl.logprobs(policy, observations, responses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads_text", [False, True])
 def test_a_loop_with_predict_plays_the_episodes_of_evaluate(reads_text):
     model = lrl.LanguageModelConfig(name="assets/tiny-lm")

@@ -233,6 +233,7 @@ def test_an_adapter_whose_load_was_answered_late_is_not_loaded_again(folder, ser
     assert [status for status, _ in calls] == [200, 400]
 
 
+@pytest.mark.slow
 def test_other_ranks_wait_for_rank_0_and_load_nothing_themselves(folder, server, tmp_path, monkeypatch):
     first, second = (configured(folder, served(server, tmp_path)) for _ in range(2))
     monkeypatch.setattr("lrl.chat.generator._PATIENCE", 0.1)

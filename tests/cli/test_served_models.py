@@ -67,6 +67,7 @@ def without_time(path):
     }
 
 
+@pytest.mark.slow
 def test_a_served_model_is_evaluated_with_counts_and_cost(server, capsys):
     code, said = evaluated(server, capsys, "--prices 1000000 2000000 --history 2 --system Play.")
     report = json.loads(Path("report.json").read_text())

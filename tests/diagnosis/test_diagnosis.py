@@ -506,6 +506,7 @@ def test_constant_advantages_of_a_sample_are_not_wrong(recorded):
     assert _distance(np.arange(4.0), np.zeros(4), sample) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(RUNS))
 def test_the_diagnosis_does_not_change_the_weights(kind, tiny_folder, tmp_path):
     weights = []

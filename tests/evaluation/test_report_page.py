@@ -167,6 +167,7 @@ def test_several_runs_are_grouped_and_paired(tmp_path, capsys):
     assert "name a run directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_baseline_with_the_configuration_of_the_runs_is_a_group_and_a_repeated_seed_counts_once(tmp_path):
     runs = [make_run(tmp_path / f"new{seed}", seed, gain=2.0) for seed in range(3)]
     old = [make_run(tmp_path / f"old{seed}", seed) for seed in range(3)]

@@ -218,6 +218,7 @@ def test_a_block_larger_than_the_window_is_an_error(history, block):
         PromptTemplate(history=history, history_block=block)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "scoring"])
 def test_states_below_the_adapters_are_computed_once_per_token_of_an_episode(folder, kind, monkeypatch):
     lora = LoRAConfig(r=2, alpha=8, last_layers=1)

@@ -178,6 +178,7 @@ def test_a_resumed_search_has_the_same_policies_and_schedule(tmp_path):
         fit(tmp_path / "more", module=again, data=data_of(num_iterations=60), ckpt_path=last, max_epochs=62)
 
 
+@pytest.mark.slow
 def test_a_run_directory_has_all_proposals_and_two_pictures(tmp_path):
     fit(tmp_path / "half", CollectionCheckpoint(1), SearchPictures(), max_epochs=3)
     last = tmp_path / "half" / "checkpoints" / "last.ckpt"

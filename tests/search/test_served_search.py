@@ -55,6 +55,7 @@ def trials():
     return module.trials
 
 
+@pytest.mark.slow
 def test_faults_in_mid_search_change_nothing(trials, tmp_path):
     with ChatServer(climb) as server:
         server.faults = [None, status(429, **{"Retry-After": "0"}), dropped(), truncated(), None, garbage(), empty()]
@@ -67,6 +68,7 @@ def test_faults_in_mid_search_change_nothing(trials, tmp_path):
     assert sum(row["search/prompt_tokens"] for row in rows) > 0
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_and_started_again_changes_nothing(trials, tmp_path, monkeypatch):
     monkeypatch.setattr(served, "_MAX_DELAY", 0.4)
     with ChatServer(climb) as server:
@@ -87,6 +89,7 @@ def test_a_server_that_is_killed_and_started_again_changes_nothing(trials, tmp_p
         assert module.trials == trials
 
 
+@pytest.mark.slow
 def test_an_unavailable_server_ends_the_run_with_one_sentence_and_the_run_can_be_resumed(trials, tmp_path):
     with ChatServer(climb) as server:
         server.faults = [None, None, None, *[status(500)] * 20]

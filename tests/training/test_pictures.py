@@ -77,6 +77,7 @@ def fit(env: EnvFactory, folder: Path, *callbacks: L.Callback, policy: ExpertAct
     return expert
 
 
+@pytest.mark.slow
 def test_a_run_on_frozen_lake_writes_the_exact_success_and_both_pictures(tmp_path: Path) -> None:
     expert = fit(GymnasiumEnvs("FrozenLake-v1"), tmp_path, ExactSuccess(), PolicyPicture(samples=2))
     assert expert.published["val/exact_success"] == pytest.approx(0.7402, abs=1e-4)
