@@ -97,8 +97,9 @@ def user_errors(prog: str, options: Container[str] = (), args: Sequence[str] = (
     Args:
         prog: name of the program.
         options: names of its options. If an error begins with the name of an option, ``--`` is printed before it.
-        args: command-line arguments. An error that begins with the configuration key of one of them, such as
-            ``env.id`` for ``--env_id``, and an error of the operating system about a file name the argument.
+        args: command-line arguments. If an error begins with the configuration key that one of them sets, such as
+            ``env.id``, the option is printed instead (``--env_id``). So is the option that names a file, if the
+            operating system reports an error of this file.
 
     Raises:
         SystemExit: If a user caused an error, or interrupted the program.
@@ -123,7 +124,10 @@ def user_errors(prog: str, options: Container[str] = (), args: Sequence[str] = (
 
 
 def _with_hyphens(sentence: str, options: Container[str], args: Sequence[str]) -> str:
-    """Return an error in which the name of an option, or the key that a given option sets, is written as the option."""
+    """Return an error with ``--`` before the name of an option with which it begins.
+
+    A configuration key at the beginning, such as ``env.id``, is replaced by the option that sets it, if it was given.
+    """
     first, space, rest = sentence.partition(" ")
     if first.rstrip(":") in options:
         return f"--{sentence}"

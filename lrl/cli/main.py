@@ -142,6 +142,7 @@ class SaveRunConfig(SaveConfigCallback):
     """Lengths of these files in the checkpoint from which a run continues in its directory; None for a new run."""
 
     _stage = "fit"
+    """The subcommand; a checkpoint that is written before :meth:`save_config` belongs to ``fit``."""
     _text = ""
     """The configuration as YAML, once the run directory or a checkpoint has it."""
     begun = False

@@ -262,7 +262,10 @@ def _remaining(run: Path, args: list[str]) -> list[str]:
 
 
 def _difference(former: str, args: Sequence[str]) -> str:
-    """Return in which options the command of a run differs from given arguments, in parentheses; empty if in none."""
+    """Return the options that only the former command has, and those that only the new arguments have, as text.
+
+    The text is in parentheses; it is empty if there are no such options. ``--ckpt_path`` is not compared.
+    """
     before, now = _options(shlex.split(former)), _options(args)
     more, less = (
         " ".join(shlex.join(option) for option in one if option not in other and option[0] != "--ckpt_path")

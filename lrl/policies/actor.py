@@ -113,14 +113,15 @@ class Actor(nn.Module, ABC):
             ValueError: If the actor has no environment, or an argument is not as described.
         """
         spaces = getattr(self, "spaces", None) or (None, None)
+        reads_text = self.response_format is not None
         if self.codec is None and spaces[0] is None:
+            call = "connect(factory.codec)" if reads_text else "connect_spaces(observation_space, action_space)"
             raise ValueError(
                 "this policy has no environment; train or evaluate it first, load it from a run, or call "
-                "policy.connect(factory.codec)."
+                f"policy.{call}."
             )
         if rng is not None and not isinstance(rng, np.random.Generator):
             raise ValueError(f"rng is {rng!r}; it must be a generator such as numpy.random.default_rng(0).")
-        reads_text = self.response_format is not None
         self._check_rows(observations, None if reads_text or spaces[0] is None else spaces[0].shape)
         rows = len(observations)
         memory = [()] * rows if memory is None else memory
